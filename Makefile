@@ -50,6 +50,7 @@ lint: .venv/test.stamp
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
+	$(BIN)/python -m mypy --config-file tests/mypy.ini
 	$(BIN)/lint-imports --no-logo
 
 bench: .venv/test.stamp

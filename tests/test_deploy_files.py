@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from quietsum.cli.app import app
 from quietsum.errors import QuietsumError
-from quietsum.federation.flower.door import Limits
+from quietsum.federation.flower.door import DoorLimits
 from quietsum.federation.flower.superlink import SuperLinkFailed
 from quietsum.ledger.stores.protocol import StoreMustWait
 from quietsum.party.policy_file import parse_policy, policy_keys
@@ -196,7 +196,7 @@ def test_a_unit_is_hardened_and_starts_a_command_that_exists(path: Path) -> None
 def test_a_unit_takes_no_more_than_its_share_of_the_machine(path: Path) -> None:
     service = read_unit(path)["Service"]
     assert re.fullmatch(r"\d+G|\d\d%", service["MemoryMax"])
-    assert int(service["TasksMax"]) <= 1024 and int(service["LimitNOFILE"]) >= 4 * Limits().strangers
+    assert int(service["TasksMax"]) <= 1024 and int(service["LimitNOFILE"]) >= 4 * DoorLimits().strangers
 
 
 def test_a_site_may_not_open_a_port_and_a_broken_ledger_is_not_started_again() -> None:

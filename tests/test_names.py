@@ -19,7 +19,8 @@ import quietsum
 HOUSE = Path(quietsum.__file__).parent
 HELD = frozenset({
     "__init__", "__main__", "aggregation", "charts", "compat", "databases", "doors", "errors", "failpoints", "files",
-    "glossary", "identity", "keys", "ledger", "party", "plan", "privacy", "running", "secagg", "validate", "wire",
+    "glossary", "identity", "keys", "ledger", "mechanisms", "party", "plan", "privacy", "running", "sampling", "secagg",
+    "validate", "wire",
 })  # fmt: skip
 """The rooms that keep all three rules. A room that joins stays; the rules count what lies in these rooms."""
 WORDED = HELD | {"alerts", "analytics", "cli", "contracts", "defence", "report", "runs", "tasks", "tradeoff"}
@@ -30,9 +31,12 @@ SHARED: Mapping[str, str] = {
 }
 """Public names that two modules may define, and why."""
 FIELD: Mapping[str, str] = {
+    "closed": "a closed form",
     "concentrated": "concentrated differential privacy",
     "dominated": "a law dominated by another, as dominating_pmf makes the one that dominates",
+    "expected": "the expected size of a draw",
     "fixed": "a batch of fixed size",
+    "rounded": "rounded normals, the integers of a noise that is rounded to a grid",
     "sampled": "the sampled Gaussian mechanism",
     "shuffled": "shuffled batches, the shuffled model",
     "unsampled": "the curve of a mechanism without its sampling",
@@ -40,6 +44,7 @@ FIELD: Mapping[str, str] = {
 """Participles that are adjectives of the field: a function may begin with one where a noun follows."""
 PARTICIPLES: Mapping[str, str] = {
     "ledger/accounts.py spent_lines": "frozen tests of old books call it",
+    "mechanisms/gaussian.py calibrated": "a constructor, named by what it makes: ClippedSum.calibrated",
 }
 """Other functions named by a participle, as "room/module.py name", and why."""
 RIDDLES: Mapping[str, str] = {}

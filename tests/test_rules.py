@@ -461,7 +461,7 @@ def test_rule_7_the_control_features_centred_on_their_own_mean_are_found(monkeyp
 def test_rule_7_a_patient_who_leaves_changes_no_declared_size_and_no_step() -> None:
     tables = heart.read_tables()
     kept = tables["va"].numbers != training_row(tables, "va")
-    fewer = HeartTask({**tables, "va": tables["va"].chosen(kept)})
+    fewer = HeartTask({**tables, "va": tables["va"].select(kept)})
     assert len(fewer.rows("va")) == len(HeartTask.from_package().rows("va")) - 1
     assert facts(fewer) == facts(HeartTask.from_package())
 

@@ -7,6 +7,7 @@ import json
 import struct
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +249,7 @@ def peak(read: Callable[[], object]) -> int:
 
 def test_eight_mebibytes_of_brackets_cost_nothing() -> None:
     for content in (b"[" * 2**23, wire.MAGIC + struct.pack(">I", 2**23 - 100) + b"[" * 2**23):
-        assert peak(lambda content=content: refused(content, most=2**28)) < 2**20
+        assert peak(partial(refused, content, most=2**28)) < 2**20
 
 
 @pytest.mark.parametrize("part", [b"[],", b"{},", b'"ab",', b"0.1,", b"999,", b"[[[[]]]],"])
@@ -325,7 +326,11 @@ def test_a_head_that_is_not_the_senders_is_refused() -> None:
     ):
         assert reason.startswith("a head in it does not hold")
     for key in ("", "zz", "00" * 31, "00" * 33, OTHER.identity.public_key, LEDGER.identity.public_key.upper(), 7):
-        assert "does not hold" in refused(with_header(lambda values, key=key: values["sender"].update(public_key=key)))
+
+        def rekey(values: Any, key: object = key) -> None:
+            values["sender"].update(public_key=key)
+
+        assert "does not hold" in refused(with_header(rekey))
 
 
 def test_a_head_of_ours_that_nobody_signed_is_refused() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from quietsum.analytics import Column, Design, Question, QuestionFile
+from quietsum.analytics import Answer, Column, Design, Question, QuestionFile
+from quietsum.analytics.answers import Estimate
 from quietsum.analytics.questions import AskedSite, Promise
 
 COLUMNS = (
@@ -53,6 +54,22 @@ def people(count: int, rng: np.random.Generator, ratio: float = 1.0) -> dict[str
         "weeks": [f"{value:.2f}" for value in np.minimum(event, end)],
         "died": [str(int(one)) for one in event < end],
     }
+
+
+def interval_of(estimate: Estimate) -> tuple[float, float]:
+    """The interval for the population, which the estimate must have."""
+    assert estimate.population is not None
+    return estimate.population
+
+
+def chance_of(answer: Answer) -> float:
+    """The p-value of an answer that must have a test."""
+    assert answer.test is not None
+    return answer.test["p"]
+
+
+def holds(interval: tuple[float, float], value: float) -> bool:
+    return interval[0] <= value <= interval[1]
 
 
 def design(*questions: Question) -> Design:

@@ -42,10 +42,11 @@ def test_a_guarantee_of_three_numbers_keeps_them() -> None:
 
 def accounted() -> privacy.PrivacyAccountant:
     accountant = privacy.PrivacyAccountant(delta=1e-5)
+    users: dict[str, Any] = {"noise_multiplier_user": 0.5, "sample_rate_user": 0.8, "steps_user": 1}
     for number in (1, 2):
         accountant.record_round(
             round_num=number, noise_multiplier_sample=1.0, sample_rate_sample=0.1, steps_sample=100,
-            **({"noise_multiplier_user": 0.5, "sample_rate_user": 0.8, "steps_user": 1} if number == 1 else {}),
+            **(users if number == 1 else {}),
         )  # fmt: skip
     return accountant
 

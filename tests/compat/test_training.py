@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -33,11 +36,13 @@ def test_the_documents_example_runs() -> None:
     trainer = PrivacyPreservingTrainer(nn.Linear(3, 2), config())  # type: ignore[arg-type]
     results = trainer.train(train_loader=loader(), val_loader=loader(40), num_epochs=2)
     analysis = analyze_privacy_utility_tradeoff(results)
+    assert isinstance(analysis, Mapping)
     assert analysis["final_epsilon"] == trainer.guarantee().epsilon <= 4.0
     assert analysis["privacy_efficiency"] == analysis["final_accuracy"] / analysis["final_epsilon"]
-    share = analyze_privacy_utility_tradeoff(results, plain=0.8)["privacy_efficiency"]
-    assert share == analysis["final_accuracy"] / 0.8
-    assert trainer.get_privacy_spent() == (pytest.approx(analysis["final_epsilon"]), 1e-5)
+    beside = analyze_privacy_utility_tradeoff(results, plain=0.8)
+    assert isinstance(beside, Mapping) and beside["privacy_efficiency"] == analysis["final_accuracy"] / 0.8
+    epsilon, delta = trainer.get_privacy_spent()
+    assert epsilon == pytest.approx(analysis["final_epsilon"]) and delta == 1e-5
 
 
 def test_a_training_without_scores_has_no_tradeoff() -> None:
@@ -68,17 +73,18 @@ def test_use_opacus_is_the_engine() -> None:
     [("target_epsilon", "it is epsilon"), ("learning_ratee", "did you mean learning_rate"), ("zzz", "PrivacyConfig")],
 )
 def test_a_word_that_is_no_setting_is_answered(name: str, words: str) -> None:
+    changes: dict[str, Any] = {name: 1.0}
     with pytest.raises(InvalidParameter, match=words):
-        create_privacy_config(epsilon=1.0, **{name: 1.0})
+        create_privacy_config(epsilon=1.0, **changes)
 
 
 def test_a_loop_for_opacus_runs_without_backward() -> None:
-    model = nn.Linear(3, 2)
+    layer = nn.Linear(3, 2)
     engine = PrivacyEngine(accountant="prv")
     with pytest.raises(QuietsumError, match="make_private"):
         engine.get_epsilon(delta=1e-5)
-    model, optimizer, batches = engine.make_private(
-        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data_loader=loader(),
+    _, optimizer, batches = engine.make_private(
+        module=layer, optimizer=torch.optim.SGD(layer.parameters(), lr=0.1), data_loader=loader(),
         noise_multiplier=1.5, max_grad_norm=1.0, epochs=1,
     )  # fmt: skip
     for _ in batches:

@@ -98,7 +98,7 @@ class Broken:
     def event(self) -> PrivacyEvent:
         if "follows" in self.faults:
             return Gaussian(noise_multiplier=self.last)
-        return self.faults.get("says", Gaussian(noise_multiplier=1.0))  # type: ignore[no-any-return]
+        return self.faults.get("says", Gaussian(noise_multiplier=1.0))
 
 
 BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +210,13 @@ KEYS = {
     "label": ["column", "classes", "least", "most", "shares", "disagreement"],
     "outliers": ["rule", "threshold", "most"],
 }
+
+
+def with_column(table: str, found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A table of a schema's file, which names a column where it is the label's."""
+    return {"column": "a", **found} if table == "label" else found
+
+
 COLUMN = ["type", "min", "max", "allowed", "missing", "usual", "format"]
 
 
@@ -218,9 +227,7 @@ COLUMN = ["type", "min", "max", "allowed", "missing", "usual", "format"]
     tables=st.fixed_dictionaries(
         {},
         optional={
-            name: st.dictionaries(st.sampled_from(keys), VALUES, max_size=2).map(
-                lambda found, name=name: {"column": "a", **found} if name == "label" else found
-            )
+            name: st.dictionaries(st.sampled_from(keys), VALUES, max_size=2).map(partial(with_column, name))
             for name, keys in KEYS.items()
         },
     ),

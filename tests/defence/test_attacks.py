@@ -69,7 +69,7 @@ def test_known_answers_of_the_attacks_with_a_formula() -> None:
         honest=np.array([[1.0, 0.0], [3.0, 4.0]]), own=np.array([[2.0, 2.0]]), rng=randomness_for_tests(0),
         last=np.array([5.0, 6.0]),
     )  # fmt: skip
-    answers = {
+    answers: dict[tuple[str, float | None], list[float]] = {
         ("sign-flip", 2.0): [-4, -4],
         ("lie", 1.5): [2 + 1.5 * 2**0.5, 2 + 1.5 * 8**0.5],
         ("ipm", 0.5): [-1, -1],

@@ -102,6 +102,6 @@ def test_gaussian_rows_lie_apart_no_more_often_than_stated() -> None:
 
 def test_what_is_no_row_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="rows"):
-        find_triggers(model(False), np.full((2, 3), np.nan), np.zeros(2), classes=2, low=0, high=1)
+        find_triggers(model(False), np.full((2, 3), np.nan), np.zeros(2, dtype=np.int64), classes=2, low=0, high=1)
     with pytest.raises(InvalidParameter, match="representations"):
-        spectral_outliers(np.zeros(3), np.zeros(3))
+        spectral_outliers(np.zeros(3), np.zeros(3, dtype=np.int64))

@@ -22,14 +22,15 @@ def seeds_are_allowed() -> Iterator[None]:
 
 @pytest.mark.parametrize("kind", [np.int64, np.float64])
 def test_labels_are_turned_round_or_moved_from_one_class_to_another(kind: type) -> None:
-    labels = np.array([0, 1, 2, 2], dtype=kind)
-    for options, expected in (
+    labels: np.ndarray = np.array([0, 1, 2, 2], dtype=kind)
+    cases: tuple[tuple[dict[str, int], list[int]], ...] = (
         ({}, [2, 1, 0, 0]),
         ({"source": 2}, [0, 1, 0, 0]),
         ({"source": 0, "target": 1}, [1, 1, 2, 2]),
         ({"target": 1}, [1, 1, 1, 1]),
-    ):
-        flipped = flip_labels(labels, classes=3, **options)  # type: ignore[arg-type]
+    )
+    for options, expected in cases:
+        flipped = flip_labels(labels, classes=3, **options)
         assert flipped.tolist() == expected
         assert flipped.dtype == labels.dtype
     assert labels.tolist() == [0, 1, 2, 2]

@@ -198,9 +198,9 @@ def test_rows_of_a_numpy_task_and_records_of_a_torch_task_are_checked() -> None:
     bad = good.copy()
     bad[7, 1], bad[9, 2] = np.nan, np.inf
     labels = np.arange(200) % 2
-    assert validate(Rows(features=good, labels=labels * 1.0)).ok
+    assert validate(Rows(features=good, labels=labels.astype(np.float64))).ok
     expected = {("missing", "x.1", (7,)), ("finite", "x.2", (9,))}
-    assert found(validate(Rows(features=bad, labels=labels * 1.0))) == expected
+    assert found(validate(Rows(features=bad, labels=labels.astype(np.float64)))) == expected
     assert found(validate((bad.astype(np.float32), labels))) == expected
     assert validate((bad, labels)).counts["classes"] == {"0": 100, "1": 100}
 

@@ -71,8 +71,8 @@ def test_a_model_that_knows_nothing_and_one_that_gets_worse_are_told() -> None:
     inputs, labels = records()
     worse = trainer(alerts)
     with torch.no_grad():  # it begins as a good model, and learns the opposite
-        worse.model.weight.copy_(torch.tensor([[-1.0] * 3, [1.0] * 3]))
-        worse.model.bias.copy_(torch.tensor([4.5, -4.5]))
+        worse.model.get_parameter("weight").copy_(torch.tensor([[-1.0] * 3, [1.0] * 3]))
+        worse.model.get_parameter("bias").copy_(torch.tensor([4.5, -4.5]))
     worse.train((inputs, 1 - labels), records(100), learning_rate=2.0)
     assert inbox.kinds[0] is Kind.DIVERGENCE and Kind.CHANCE in inbox.kinds
 
@@ -92,7 +92,7 @@ class Explosive:
 def test_weights_that_overflow_are_a_divergence() -> None:
     alerts, inbox = followed()
     with pytest.raises(InvalidParameter, match="overflow"):
-        trainer(alerts).train(records(), optimizer=Explosive())  # type: ignore[arg-type]
+        trainer(alerts).train(records(), optimizer=Explosive())
     assert inbox.kinds == [Kind.DIVERGENCE]
 
 

@@ -32,7 +32,7 @@ def steps() -> tuple[LocalSteps, np.ndarray, tuple[torch.Tensor, torch.Tensor]]:
 
 
 def naive(
-    made: LocalSteps, params: np.ndarray, rows: tuple[torch.Tensor, torch.Tensor], bound: float, expected: float
+    made: LocalSteps, params: np.ndarray, rows: tuple[torch.Tensor, ...], bound: float, expected: float
 ) -> np.ndarray:
     """Each record by itself, by the steps without a mechanism: one of rate 1 moves by minus its gradient."""
     total = np.zeros(len(params))
@@ -41,7 +41,7 @@ def naive(
         one = rows[0][index : index + 1], rows[1][index : index + 1]
         orders = LocalOrders(steps=1, sampling=Everyone(), expected_batch=1.0, learning_rate=1.0)
         gradient = -made.run(one, params, orders, system_randomness())
-        total += gradient * min(1.0, bound / np.linalg.norm(gradient))
+        total += gradient * min(1.0, bound / float(np.linalg.norm(gradient)))
     return total
 
 

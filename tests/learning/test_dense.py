@@ -149,7 +149,7 @@ def test_a_penalty_on_the_weights_is_still_refused() -> None:
     from quietsum.errors import InvalidParameter
 
     def penalised(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        return cross_entropy(model, batch) + model[0].weight.square().sum()  # type: ignore[index, union-attr, operator]
+        return cross_entropy(model, batch) + model.get_parameter("0.weight").square().sum()
 
     with pytest.raises(InvalidParameter, match="outside the forward"):
         engine_for("bookkeeping", tower(), penalised, Flat(max_norm=0.3)).clipped_sum(rows())

@@ -121,8 +121,8 @@ def test_micro_batches_change_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", ENGINES)
 def test_frozen_parameters_are_left_out(name: str) -> None:
     model, batch = small_model(), small_batch()
-    model[0].requires_grad_(False)
-    model[3].weight.requires_grad_(False)  # type: ignore[union-attr]
+    model.get_submodule("0").requires_grad_(False)
+    model.get_parameter("3.weight").requires_grad_(False)
     assert (
         apart(summed(name, model, batch, Flat(max_norm=0.5)), summed("naive", model, batch, Flat(max_norm=0.5))) < 1e-12
     )
@@ -292,10 +292,10 @@ def test_running_statistics_of_instance_norm_and_batch_frequencies_are_refused()
 
 def test_the_fix_reaches_nested_and_odd_batch_norms_and_keeps_their_weights() -> None:
     model = nn.Sequential(nn.Sequential(nn.BatchNorm2d(7), nn.BatchNorm1d(1)), nn.BatchNorm3d(64, affine=False))
-    weight = model[0][0].weight
+    weight = model.get_parameter("0.0.weight")
     fixed = fix_batch_norm(model)
     assert [m.num_groups for m in fixed.modules() if isinstance(m, nn.GroupNorm)] == [1, 1, 32]
-    assert fixed[0][0].weight is weight
+    assert fixed.get_parameter("0.0.weight") is weight
     assert isinstance(fix_batch_norm(nn.BatchNorm1d(8)), nn.GroupNorm)
 
 
@@ -324,7 +324,7 @@ def test_mixing_of_any_other_kind_is_found_by_trying() -> None:
 def test_looking_for_mixing_leaves_statistics_and_global_randomness_alone() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     batch = (small_batch()[0].float(), small_batch()[1])
-    before, state = model[1].running_mean.clone(), torch.get_rng_state()
+    before, state = model.get_buffer("1.running_mean").clone(), torch.get_rng_state()
     mixes_examples(model, cross_entropy, batch)
-    assert torch.equal(model[1].running_mean, before)
+    assert torch.equal(model.get_buffer("1.running_mean"), before)
     assert torch.equal(torch.get_rng_state(), state)

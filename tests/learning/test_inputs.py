@@ -74,7 +74,7 @@ def test_numbers_take_the_type_of_the_model_and_whole_ones_stay_whole() -> None:
     assert [part.dtype for part in converted] == [torch.float64, torch.int64, torch.int64]
     made = trainer(nn.Linear(3, 2).double())
     made.train(*arrays())
-    assert made.model.weight.dtype is torch.float64  # type: ignore[union-attr]
+    assert made.model.weight.dtype is torch.float64
 
 
 def test_an_array_that_cannot_be_written_to_is_left_alone() -> None:
@@ -257,9 +257,10 @@ def test_numbers_beside_a_column_are_not_spread_over_the_batch() -> None:
 def test_options_of_cross_entropy_stay() -> None:
     torch.manual_seed(1)
     model, batch = nn.Linear(3, 3), (torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2]))
-    for options in (
+    cases: list[dict[str, Any]] = [
         {"weight": torch.tensor([1.0, 2.0, 0.5])}, {"label_smoothing": 0.1}, {"ignore_index": 1}, {"reduction": "sum"},
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for options in cases:
         loss = as_loss(nn.CrossEntropyLoss(**options))
         assert isinstance(loss, CriterionLoss)
         own = nn.CrossEntropyLoss(**{**options, "reduction": "none"})

@@ -16,6 +16,7 @@ from quietsum.learning.checks.before_training import ClaimContradicted
 from quietsum.learning.clients import local
 from quietsum.learning.clients.local import LocalSteps, local_steps
 from quietsum.learning.descent import private_steps
+from quietsum.learning.engines.protocol import engine_for
 from quietsum.learning.records import Records
 from quietsum.learning.step import cross_entropy
 from quietsum.mechanisms.distributed import DistributedNoise
@@ -239,6 +240,8 @@ def test_an_overflow_is_an_error_that_teaches() -> None:
 class Counting(nn.Module):
     """A model with a buffer that every pass moves."""
 
+    passes: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.inner = line()
@@ -269,7 +272,7 @@ def test_no_grad_around_a_round_does_not_silence_its_records() -> None:
 
 def test_the_engine_is_made_once_and_anew_for_another_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     made_for: list[float] = []
-    real = local.engine_for
+    real = engine_for
 
     def counted(name: str, model: nn.Module, loss: Any, clip: Any) -> Any:
         made_for.append(clip.max_norm)

@@ -61,8 +61,8 @@ class Mixing(nn.Module):
 def test_an_unsound_step_is_refused_before_the_first_one_unless_the_check_is_switched_off() -> None:
     settings = PrivacyConfig(epsilon=3.0, epochs=1, batch_size=20)
     for selfcheck in (True, False):
-        model = Mixing()
-        given = (model, torch.optim.SGD(model.parameters(), lr=0.1), records())
+        mixing = Mixing()
+        given = (mixing, torch.optim.SGD(mixing.parameters(), lr=0.1), records())
         if selfcheck:
             with pytest.raises(ClaimContradicted):
                 make_private(*given, config=settings)
@@ -79,7 +79,8 @@ def test_an_unsound_step_is_refused_before_the_first_one_unless_the_check_is_swi
 
 
 def test_what_is_done_to_the_batch_in_hand_does_not_reach_the_step() -> None:
-    sums, mixed = [], []
+    sums: list[Tensor] = []
+    mixed: list[Tensor] = []
     for extra in (0, 1):
         data, model = records(extra), nn.Linear(3, 2)
         nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
@@ -103,7 +104,7 @@ def test_layers_unfrozen_later_are_not_stepped_by_raw_gradients() -> None:
     model = network()
     model[0].requires_grad_(False)
     optimizer, loader = private(model)
-    before = model[0].weight.detach().clone()
+    before = model.get_parameter("0.weight").detach().clone()
     batch = next(iter(loader))
     model[0].requires_grad_(True)
     nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
@@ -114,7 +115,7 @@ def test_layers_unfrozen_later_are_not_stepped_by_raw_gradients() -> None:
         optimizer.step()  # the raw gradient is still there, and the optimizer would use it
     optimizer.zero_grad()
     optimizer.step()  # the control
-    assert torch.equal(model[0].weight, before)
+    assert torch.equal(model.get_parameter("0.weight"), before)
 
 
 def test_parameters_frozen_exchanged_or_added_later_are_refused_before_a_charge() -> None:
@@ -168,12 +169,12 @@ def test_a_step_under_no_grad_still_learns_from_its_batch() -> None:
     for quiet in (False, True):
         model = network()
         optimizer, loader = private(model, noise_multiplier=1e-4, batch_size=ROWS)  # everyone, and no noise to speak of
-        before = model[2].bias.detach().clone()
+        before = model.get_parameter("2.bias").detach().clone()
         for _ in loader:
             with torch.set_grad_enabled(not quiet):
                 optimizer.step()
             break
-        gradients.append(before - model[2].bias.detach())
+        gradients.append(before - model.get_parameter("2.bias").detach())
     assert float(gradients[0].norm()) > 1e-2 and torch.allclose(gradients[0], gradients[1], atol=1e-4)
     optimizer, loader = private(network())
     with torch.inference_mode(), pytest.raises(QuietsumError, match="inference_mode"):
@@ -229,7 +230,8 @@ def test_schedulers_of_torch_steer_the_private_optimizer() -> None:
         scheduler.step()
     assert rates == [0.1, 0.05, 0.025]
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
-    plateau.step(1.0), plateau.step(2.0)
+    for metric in (1.0, 2.0):
+        plateau.step(metric)
     assert optimizer.inner.param_groups[0]["lr"] < 0.00126
 
 

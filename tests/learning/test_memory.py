@@ -41,7 +41,8 @@ class Keeping(nn.Module):
         self.dict: dict[str, Any] = {}
         self.nested = {"deep": [{"deeper": collections.deque[Any](maxlen=3)}]}
         self.array, self.total = np.zeros(3), torch.zeros(3)
-        self.notebook, self.table = Notebook(), None
+        self.notebook = Notebook()
+        self.table: Tensor | None = None
         self.hidden_modules = [nn.Linear(3, 2)]
 
     def forward(self, x: Tensor) -> Tensor:

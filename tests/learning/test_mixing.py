@@ -33,6 +33,9 @@ def rows(count: int = 4) -> Batch:
 class Watching(nn.Module):
     """A linear model whose forward pass does something to its buffers, in a way that ``kind`` names."""
 
+    seen: Tensor
+    batches: Tensor
+
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind, self.inner = kind, nn.Linear(3, 2)
@@ -296,6 +299,8 @@ def test_the_same_batch_gives_the_same_sum_of_a_spectral_norm_by_whichever_engin
 
 def test_a_module_with_its_own_parameter_is_differentiated_with_the_buffers_that_it_ran_with() -> None:
     class Gate(nn.Module):
+        passes: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.gain = nn.Parameter(torch.ones(3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -133,9 +133,9 @@ def test_every_rule_knows_scalars(clip: Clip, name: str) -> None:
 def test_a_model_with_a_scalar_trains_and_is_saved() -> None:
     torch.manual_seed(0)
     trainer = PrivateTrainer(ReZero(), CONFIG)
-    before = trainer.model.gate.item()
+    before = trainer.model.get_parameter("gate").item()
     trainer.train(rows(60))
-    assert trainer.model.gate.item() != before and trainer.guarantee().epsilon <= 3.0
+    assert trainer.model.get_parameter("gate").item() != before and trainer.guarantee().epsilon <= 3.0
 
 
 # ------------------------------------------------------------------------------- rows that go their own way
@@ -184,7 +184,7 @@ class Remade(nn.Module):
         self.middle = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = checkpoint(self.middle, torch.relu(self.first(x)), use_reentrant=self.reentrant)  # type: ignore[no-untyped-call]
+        out: Tensor = checkpoint(self.middle, torch.relu(self.first(x)), use_reentrant=self.reentrant)
         return self.last(out)
 
 
@@ -242,7 +242,7 @@ def test_scalars_travel_in_a_federation(tmp_path: Any) -> None:
     vector = steps.layout.join([parameter.detach() for parameter in steps._parameters])
     assert vector.shape == (4 * 5 + 5 + 15 + 1,) and np.isfinite(vector).all()
     steps.layout.write(steps._model, vector * 2)
-    assert steps._model.logit_scale.item() == pytest.approx(2.4)
+    assert steps._model.get_parameter("logit_scale").item() == pytest.approx(2.4)
 
 
 # -------------------------------------------------------------------------------------------- gradient hooks
@@ -251,13 +251,15 @@ def test_scalars_travel_in_a_federation(tmp_path: Any) -> None:
 def hang(kind: str, model: nn.Sequential) -> Any:
     match kind:
         case "0.weight":
-            return model[0].weight.register_hook(lambda gradient: 10 * gradient)  # type: ignore[union-attr, operator]
+            return model.get_parameter("0.weight").register_hook(lambda gradient: 10 * gradient)
         case "2.bias":
-            return model[2].bias.register_post_accumulate_grad_hook(lambda parameter: None)  # type: ignore[union-attr, operator]
+            return model.get_parameter("2.bias").register_post_accumulate_grad_hook(lambda parameter: None)
         case "2: Linear":
-            return model[2].register_full_backward_hook(lambda module, given, out: (given[0] * 2,))
+            return model[2].register_full_backward_hook(
+                lambda module, given, out: (cast(tuple[Tensor, ...], given)[0] * 2,)
+            )
         case "the model: Sequential":
-            return model.register_full_backward_pre_hook(lambda module, out: (out[0] * 2,))
+            return model.register_full_backward_pre_hook(lambda module, out: (cast(tuple[Tensor, ...], out)[0] * 2,))
         case "all modules":
             return nn.modules.module.register_module_full_backward_hook(lambda module, given, out: None)
     raise AssertionError(kind)

@@ -6,6 +6,7 @@ import concurrent.futures
 import math
 import os
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -354,7 +355,12 @@ def test_normals_made_for_a_card_end_at_eight_point_three_deviations(monkeypatch
 def test_every_draw_for_a_card_has_a_fresh_key_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
     keys: list[bytes] = []
     honest = chacha.words
-    monkeypatch.setattr(chacha, "words", lambda key, *rest: keys.append(key) or honest(key, *rest))
+
+    def noted(key: bytes, *rest: Any) -> Any:
+        keys.append(key)
+        return honest(key, *rest)
+
+    monkeypatch.setattr(chacha, "words", noted)
     noise = _DeviceNoise(system_randomness())
     first, second = (noise.draw(8, torch.device("cpu"), "gaussian") for _ in range(2))
     assert len(set(keys)) == 2 and {len(key) for key in keys} == {32} and not torch.equal(first, second)

@@ -66,7 +66,9 @@ def test_one_step_is_an_ordinary_gradient_step_without_clip_and_noise() -> None:
     whole = Settings(learning_rate=0.7, optimizer="sgd", training={"batch_size": 120, "epochs": 1})
     before = fresh_model(task, 3)
     loss = cross_entropy(before, task.records()).mean()
-    expected = weights(before) - 0.7 * torch.cat([g.flatten() for g in torch.autograd.grad(loss, before.parameters())])
+    expected = weights(before) - 0.7 * torch.cat(
+        [g.flatten() for g in torch.autograd.grad(loss, list(before.parameters()))]
+    )
     torch.testing.assert_close(weights(train_plainly(task, settings=whole, seed=3)), expected)
 
 

@@ -238,6 +238,8 @@ def test_a_tensor_data_set_with_a_getitem_of_its_own_keeps_it() -> None:
 
 
 class Watching(nn.Linear):
+    seen: Tensor
+
     def __init__(self, *, sums: bool) -> None:
         super().__init__(3, 2)
         self.sums = sums

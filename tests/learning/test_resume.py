@@ -197,11 +197,12 @@ def test_no_file_of_a_run_holds_the_state_of_a_generator(tmp_path: Path) -> None
 
 
 def test_adaptive_and_scheduled_runs_resume_too(tmp_path: Path) -> None:
-    for name, values in {
+    runs: dict[str, dict[str, Any]] = {
         "adaptive": {"clipping": "adaptive", "count_noise": 4.0},
         "growing": {"schedule": Growing(noise=1.5, clip=0.5)},
         "secure": {"noise": "secure"},
-    }.items():
+    }
+    for name, values in runs.items():
         killed_run(tmp_path / name, STEPS + 4 + 3, **values)
         again = trainer(tmp_path / name, **values)
         history = again.train(records(), optimizer="momentum", resume=True)

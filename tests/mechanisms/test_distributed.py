@@ -28,7 +28,13 @@ def rng(monkeypatch: pytest.MonkeyPatch) -> RandomSource:
 
 
 def made(**changes: Any) -> DistributedNoise:
-    values = {"max_norm": 2.0, "noise_multiplier": 0.7, "honest": 4, "dimension": 50, "unit": "client"} | changes
+    values: dict[str, Any] = {
+        "max_norm": 2.0,
+        "noise_multiplier": 0.7,
+        "honest": 4,
+        "dimension": 50,
+        "unit": "client",
+    } | changes
     if values["unit"] == "record":
         values.setdefault("ball", 12.0)
     return DistributedNoise(**values)
@@ -134,7 +140,7 @@ def test_the_noise_of_the_sum_has_the_claimed_variance_whoever_drops_out(
     noise = made(kind=kind, unit=unit, honest=honest, dimension=size, max_norm=3.0, parties=parties)
     survivors = parties - round(parties * dropped)
     vector = np.zeros(size)
-    total = noise.decode(sum(noise.share(vector, rng) for _ in range(survivors)))
+    total = noise.decode(np.sum([noise.share(vector, rng) for _ in range(survivors)], axis=0))
     claimed = noise.deviation(survivors)
     assert claimed == pytest.approx(0.7 * 3.0 * math.sqrt(survivors / honest), rel=1e-12)
     assert abs(total.var() / claimed**2 - 1) < 5 * math.sqrt(2 / size)
@@ -148,7 +154,7 @@ def test_shares_calibrated_to_all_who_enrol_are_caught(kind: Any, rng: RandomSou
     parties, honest, size = 10, 6, 20_000
     right = made(kind=kind, honest=honest, dimension=size)
     mutant = dataclasses.replace(right, honest=parties)
-    total = mutant.decode(sum(mutant.share(np.zeros(size), rng) for _ in range(honest)))
+    total = mutant.decode(np.sum([mutant.share(np.zeros(size), rng) for _ in range(honest)], axis=0))
     assert total.var() < right.deviation(honest) ** 2 * (1 - 20 * math.sqrt(2 / size))
 
 
@@ -260,7 +266,7 @@ def test_small_rings_get_a_coarser_grid_whose_price_is_charged(bits: int) -> Non
 def test_decoding_undoes_the_scale() -> None:
     noise = made(dimension=3, noise_multiplier=1e-6, max_norm=5.0)
     vector = np.array([1.0, -2.0, 0.5])
-    total = sum(noise.round_to_grid(vector, system_randomness()) for _ in range(3))
+    total = np.sum([noise.round_to_grid(vector, system_randomness()) for _ in range(3)], axis=0)
     assert np.allclose(noise.decode(total), 3 * vector, atol=3 / noise.scale)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer import Typer
 from typer.testing import CliRunner
 
 from quietsum import (
@@ -127,7 +128,7 @@ def test_local_reports_have_a_central_epsilon_after_a_shuffler_and_a_command_for
         assert command in shown
 
 
-def quietsum_app() -> object:
+def quietsum_app() -> Typer:
     from quietsum.cli.app import app
 
     return app

@@ -149,7 +149,7 @@ def test_a_forked_child_never_repeats_its_parents_stream() -> None:
 def test_a_fork_that_python_was_not_told_about_is_noticed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rng_module, "_LIVING", set())
     source = system_randomness()
-    rng_module._LIVING.clear()  # type: ignore[attr-defined]
+    rng_module._LIVING.clear()
     source.bytes(10)
     assert from_a_child(source, 32) != source.bytes(32)
 
@@ -159,7 +159,7 @@ def test_without_both_guards_the_child_would_repeat_the_parent(monkeypatch: pyte
     """The negative control of the two tests above."""
     monkeypatch.setattr(rng_module, "_LIVING", set())
     source = system_randomness()
-    rng_module._LIVING.clear()  # type: ignore[attr-defined]
+    rng_module._LIVING.clear()
     monkeypatch.setattr(os, "getpid", lambda: source._stream._process)  # type: ignore[attr-defined]
     source.bytes(10)
     assert from_a_child(source, 32) == source.bytes(32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import mpmath as mp
@@ -26,13 +26,14 @@ from quietsum.mechanisms.shuffle_model import (
 from quietsum.privacy.units import Neighbours, Observer
 
 Law = dict[tuple[int, ...], float]
+Pairs = dict[tuple[int, int], mp.mpf]
 Array = npt.NDArray[np.float64]
 
 
-def clone_laws(n: int, epsilon0: float, chance: float) -> tuple[dict[tuple[int, int], mp.mpf], ...]:
+def clone_laws(n: int, epsilon0: float, chance: float) -> tuple[Pairs, Pairs]:
     """P and Q of the clone argument as the papers write them: (A + Δ, C − A + 1 − Δ) and (A + 1 − Δ, C − A + Δ)."""
     keep = 1 / (1 + mp.exp(-mp.mpf(epsilon0)))
-    first: dict[tuple[int, int], mp.mpf] = Counter()
+    first: Pairs = Counter()
     second: dict[tuple[int, int], mp.mpf] = Counter()
     p = mp.mpf(chance)
     for c in range(n):
@@ -46,7 +47,7 @@ def clone_laws(n: int, epsilon0: float, chance: float) -> tuple[dict[tuple[int, 
     return first, second
 
 
-def divergence(one: dict[tuple[int, int], mp.mpf], other: dict[tuple[int, int], mp.mpf], epsilon: float) -> mp.mpf:
+def divergence(one: Pairs, other: Pairs, epsilon: float) -> mp.mpf:
     factor = mp.exp(mp.mpf(epsilon))
     return mp.fsum(max(one[key] - factor * other[key], 0) for key in one)
 
@@ -55,10 +56,10 @@ def divergence(one: dict[tuple[int, int], mp.mpf], other: dict[tuple[int, int], 
 @pytest.mark.parametrize("epsilon0", [1e-7, 0.1, 1.0, 4.0, 40.0])
 def test_delta_is_the_divergence_of_the_two_laws_of_the_papers_in_both_directions(n: int, epsilon0: float) -> None:
     with mp.workdps(30):
-        laws = clone_laws(n, epsilon0, 2 / (mp.exp(mp.mpf(epsilon0)) + 1))
+        one, other = clone_laws(n, epsilon0, 2 / (mp.exp(mp.mpf(epsilon0)) + 1))
         for share in (0.02, 0.3, 0.9, 0.99):
             epsilon = share * epsilon0
-            forward, backward = divergence(*laws, epsilon), divergence(*laws[::-1], epsilon)
+            forward, backward = divergence(one, other, epsilon), divergence(other, one, epsilon)
             ours = shuffled_delta(epsilon0=epsilon0, n=n, epsilon=epsilon)
             assert max(forward, backward) <= ours
             assert ours <= max(forward, backward) * (1 + 1e-7) + mp.mpf(1e-30)
@@ -120,7 +121,7 @@ def shuffled_law(rows: Sequence[Sequence[float]]) -> Law:
     """The exact law of the histogram of one report from each row."""
     law: Law = {(0,) * len(rows[0]): 1.0}
     for row in rows:
-        grown: Law = Counter()
+        grown: defaultdict[tuple[int, ...], float] = defaultdict(float)
         for counts, mass in law.items():
             for place, chance in enumerate(row):
                 grown[(*counts[:place], counts[place] + 1, *counts[place + 1 :])] += mass * chance

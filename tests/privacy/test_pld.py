@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import mpmath
@@ -244,10 +245,7 @@ def test_two_discrete_steps_match_the_sum_over_all_outcomes(chosen: tuple[Pair, 
 def test_many_steps_between_grid_points_match_the_multinomial_sum(rate: float, times: int) -> None:
     """Three atoms that share no lattice: the lower bound must survive rounding in both directions, T times."""
     pair, table = pr.SampledPair(rate, pr.ResponsePair(0.7, 3)), sampled_table(rate, response_table(0.7, 3))
-    truth = max(
-        smallest_epsilon(lambda epsilon, side=side: three_way_delta(side, times, epsilon), 1e-6)
-        for side in (table, table[::-1])
-    )
+    truth = max(smallest_epsilon(partial(three_way_delta, side, times), 1e-6) for side in (table, table[::-1]))
     check({pair: times}, truth, delta=1e-6)
 
 

@@ -81,7 +81,7 @@ def test_a_table_is_predicted_as_the_encoding_and_the_model_say(place: Path, tmp
     model = open_model("first", Workspace.at(place))
     found = model.predict_file(write_rows(tmp_path / "rows.csv", [PATIENT, "40,0,2,120,200,0,0,170,0,0"]))
     values = np.zeros((2, 14))
-    values[:, :10] = [[66, 1, 4, 150, 290, 0, 2, 110, 1, 2.5], [40, 0, 2, 120, 200, 0, 0, 170, 0, 0]]
+    values[:, :10] = np.array([[66, 1, 4, 150, 290, 0, 2, 110, 1, 2.5], [40, 0, 2, 120, 200, 0, 0, 170, 0, 0]])
     ill = 1 / (1 + np.exp(-encode(values).features @ model.params))
     np.testing.assert_allclose(found.values[:, 1], ill, rtol=1e-12)
     assert found.labels() == ["ill" if one > 0.5 else "well" for one in ill] and found.missing == 0
@@ -214,7 +214,8 @@ def test_pictures_of_ones_own_are_predicted_by_the_names_of_their_classes() -> N
 
 
 def test_a_torch_run_leaves_a_state_dict_that_the_tasks_model_takes(pictures: Path) -> None:
-    from safetensors.torch import load_file, safe_open
+    from safetensors import safe_open
+    from safetensors.torch import load_file
 
     from quietsum.tasks.gallery.digits import DigitsTask
 

@@ -104,8 +104,8 @@ def test_the_best_attacker_on_a_gaussian_and_on_laplace_noise() -> None:
     """Two oracles: the closed form by scipy, and the likelihood-ratio test on noise."""
     assert best_error(Law.GAUSSIAN, 0.8, 0.1) == pytest.approx(stats.norm.cdf(stats.norm.ppf(0.9) - 1.25), rel=1e-12)
     noise = np.random.default_rng(6).normal(0, 0.8, 400_000)
-    cut = np.quantile(noise, 0.9)
-    assert np.mean(noise + 1 <= cut) == pytest.approx(best_error(Law.GAUSSIAN, 0.8, 0.1), abs=5e-3)
+    quantile = np.quantile(noise, 0.9)
+    assert np.mean(noise + 1 <= quantile) == pytest.approx(best_error(Law.GAUSSIAN, 0.8, 0.1), abs=5e-3)
     double = np.random.default_rng(7).laplace(0, 0.8, 400_000)
     for cut in (-1.0, 0.2, 0.5, 2.0):
         wrong, missed = float(np.mean(double > cut)), float(np.mean(double + 1 <= cut))

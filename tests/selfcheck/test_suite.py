@@ -17,7 +17,7 @@ import pytest
 from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.rng import randomness_for_tests, system_randomness
 from quietsum.privacy.events import PrivacyEvent, PureDP
-from quietsum.selfcheck import TESTS, Batch, CheckReport, Finding, Law, Outcome, Verdict, one_step, run_selfcheck
+from quietsum.selfcheck import TESTS, Batch, CheckReport, CheckVerdict, Finding, Law, Outcome, one_step, run_selfcheck
 from quietsum.selfcheck.probes import draws as sampler_tests, noise as noise_tests, replay as replay_tests
 from quietsum.selfcheck.statistics import FALSE_ALARM
 from selfcheck.logistic import Floats, LogisticStep, clipped, gradients
@@ -241,7 +241,7 @@ def test_lines_are_narrow_and_every_failure_teaches() -> None:
     assert len(report.failures) >= 4
     assert all(len(line) <= 80 for line in report.lines())
     for finding in report.failures:
-        assert finding.verdict is Verdict.FAIL
+        assert finding.verdict is CheckVerdict.FAIL
         assert len(finding.lesson.split(". ")) >= 2, "what is wrong, and what to do"
 
 

@@ -135,7 +135,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_card_lies_wholly_in_one_part(small: Path) -> None:
-    payments = read_card_payments(small, cards.KNOWN)
+    payments = read_card_payments(small, reader.KNOWN)
     part = card_parts(payments)
     for card in np.unique(payments.cards):
         assert len(np.unique(part[payments.cards == card])) == 1
@@ -147,7 +147,7 @@ def test_a_card_lies_wholly_in_one_part(small: Path) -> None:
 def test_both_networks_read_records_with_their_cards(small: Path, network: str, evaluate_on: str) -> None:
     task = CardsTask(network=network, evaluate_on=evaluate_on, folder=small)
     rows, labels = task.records()
-    payments = read_card_payments(small, cards.KNOWN)
+    payments = read_card_payments(small, reader.KNOWN)
     held = {"test": [2], "validation": [1, 2]}[evaluate_on]
     trains = ~np.isin(card_parts(payments), held)
     assert rows.shape == (trains.sum(), FEATURES) and len(labels) == len(rows) == len(task.people())
@@ -170,7 +170,7 @@ def test_a_card_on_both_sides_of_the_split_is_refused(small: Path, monkeypatch: 
 
 
 def test_features_are_one_bin_one_store_one_country_one_provider(small: Path) -> None:
-    payments = read_card_payments(small, cards.KNOWN)
+    payments = read_card_payments(small, reader.KNOWN)
     found = card_features(payments)
     ends = np.cumsum([0, 20, 512, 32, 10])
     for start, end in itertools.pairwise(ends):
@@ -189,7 +189,7 @@ def test_nothing_private_steers_the_preparation(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(cards, "KNOWN", write(tmp_path / "a", lines()))
     before = CardsTask(network=network, folder=tmp_path / "a")
     before.records()
-    trains = np.flatnonzero(card_parts(read_card_payments(tmp_path / "a", cards.KNOWN)) != 2)
+    trains = np.flatnonzero(card_parts(read_card_payments(tmp_path / "a", reader.KNOWN)) != 2)
     rows = lines()
     cells = rows[trains[3]].split(",", 12)
     cells[2], cells[4], cells[9] = "899", "1000000000", "a new bank"
@@ -241,6 +241,6 @@ def test_the_model_learns_on_the_published_file() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=4.0)
     for _ in range(10):
         optimizer.zero_grad()
-        task.loss(model, (rows, labels)).mean().backward()  # type: ignore[no-untyped-call]
+        task.loss(model, (rows, labels)).mean().backward()
         optimizer.step()
     assert task.evaluate(model).values["auc"] > 0.75

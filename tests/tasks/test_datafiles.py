@@ -153,6 +153,6 @@ def test_a_torch_task_says_that_its_files_are_not_there_and_reads_none_that_are(
     for stem in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "creditcard.csv", "fraud_transactions.csv",
                  "pneumoniamnist.npz", "nuclei_dsb2018_128.npz", "msr_action3d.npz"):  # fmt: skip
         (tmp_path / stem).write_bytes(b"nothing that could be read")
-    task.look_for_data("here")
+    look("here")
     with pytest.raises(DataMissing):
         task.records()

@@ -103,8 +103,8 @@ def test_names() -> None:
         DigitsTask(network="transformer")
     with pytest.raises(InvalidParameter, match="importable"):
         trainable_task("no_such_module:Task")
-    with pytest.raises(InvalidParameter, match="lacks title, size"):
-        trainable_task("tiny:Path")
+    with pytest.raises(InvalidParameter, match="lacks size, settings"):
+        trainable_task("tiny:TinyTask")
 
 
 def test_settings_are_chosen_on_rows_that_neither_train_nor_test() -> None:

@@ -110,12 +110,14 @@ def test_digits_are_no_clothes() -> None:
 
 
 def test_an_npz_of_other_numbers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = arrays()
+    made: dict[str, Any] = {**arrays()}
     known(monkeypatch, made)
-    np.savez(tmp_path / "fashion_mnist.npz", **{**made, "y_train": made["y_train"].astype(np.int64)})
+    np.savez(
+        tmp_path / "fashion_mnist.npz", allow_pickle=False, **{**made, "y_train": made["y_train"].astype(np.int64)}
+    )
     assert len(FashionMnistTask(folder=tmp_path).records()[0]) == 30  # whole numbers of another width are the same
     for wrong in (made["y_train"].astype(np.float32) * np.nan, made["y_train"].astype(np.int64) + 256):
-        np.savez(tmp_path / "fashion_mnist.npz", **{**made, "y_train": wrong})
+        np.savez(tmp_path / "fashion_mnist.npz", allow_pickle=False, **{**made, "y_train": wrong})
         with pytest.raises(DataMissing, match="no whole numbers of 0 … 255"):
             FashionMnistTask(folder=tmp_path).records()
 

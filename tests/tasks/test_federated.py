@@ -6,7 +6,8 @@ import doctest
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_made_clients_share_the_books_of_their_holder() -> None:
 
 def test_every_record_is_at_one_party_with_its_patient() -> None:
     for split, count in (("iid", 7), ("natural", ()), ("natural", 2)):
-        task = FederatedTorch(AtClinics(), split=split, parties=count)  # type: ignore[arg-type]
+        task = FederatedTorch(AtClinics(), split=split, parties=count)
         names = [party.name for party in task.parties()]
         whole = torch.cat([task.records_of(name)[0] for name in names])
         assert sorted(map(tuple, whole.tolist())) == sorted(map(tuple, AtClinics().records()[0].tolist()))
@@ -579,6 +580,11 @@ def test_no_other_record_of_a_person_comes_in_for_one_that_is_left_out() -> None
     assert np.abs(sum_of(task, asked) - sum_of(both, orders())).max() > 0.1, "the control"
 
 
+def differing(bound: float, batch: Sequence[Tensor]) -> Any:
+    """Where the first number of a record is not ``bound``."""
+    return batch[0][:, 0].numpy() != bound
+
+
 @pytest.mark.parametrize("most", [None, 2])
 def test_a_record_that_does_not_fit_any_more_moves_the_sum_by_its_own_part_alone(most: int | None) -> None:
     """Within the clip: what zero-out, the closest relation, is priced by."""
@@ -587,7 +593,7 @@ def test_a_record_that_does_not_fit_any_more_moves_the_sum_by_its_own_part_alone
     sums = []
     for bound in [*bounds[::7], np.inf]:
         task = FederatedTorch(AtClinics())
-        task.leave_out(lambda batch, bound=bound: batch[0][:, 0].numpy() != bound)
+        task.leave_out(partial(differing, bound))
         sums.append(sum_of(task, asked))
     lengths = [float(np.linalg.norm(one - sums[-1])) for one in sums[:-1]]
     assert max(lengths) <= clip * (1 + 1e-6) and sum(length > 1e-3 for length in lengths) >= 2

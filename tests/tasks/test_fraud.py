@@ -246,7 +246,7 @@ def test_the_threshold_of_f1_comes_from_validation_rows(small: Path) -> None:
     task = FraudTask(network="mlp", folder=small)  # which reads all the features
     model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 1))
     with torch.no_grad():
-        model[0].weight.fill_(0.3)
+        model.get_parameter("0.weight").fill_(0.3)
     from quietsum.tasks.models import log_odds
     from quietsum.tasks.scores import best_f1_threshold, f1_score
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from quietsum.errors import CorruptState, InvalidParameter
-from quietsum.tasks import task_named
+from quietsum.tasks import Rows, task_named
 from quietsum.tasks.gallery import heart
 from quietsum.tasks.gallery.heart import COLUMNS, FEATURES, HELD_OUT_SIZES, TRAINING_SIZES, HeartTask, Table, encode
 
@@ -112,7 +112,7 @@ def test_training_and_hold_out_share_no_row() -> None:
 
 def test_labels_are_one_for_the_ill() -> None:
     task = HeartTask.from_package()
-    found = Counter()
+    found: Counter[str] = Counter()
     for site in SITES:
         for rows in (task.rows(site), task._held_out[site]):
             assert set(np.unique(rows.labels)) <= {0.0, 1.0}
@@ -204,9 +204,9 @@ def test_a_private_row_that_changes_or_goes_moves_no_other_row_and_no_constant(w
 
 
 def test_scaling_by_the_rows_own_mean_would_be_caught() -> None:
-    def leaky(values: np.ndarray) -> heart.Rows:
+    def leaky(values: np.ndarray) -> Rows:
         rows = encode(values)
-        return heart.Rows(features=rows.features - rows.features.mean(axis=0), labels=rows.labels)
+        return Rows(features=rows.features - rows.features.mean(axis=0), labels=rows.labels)
 
     tables = heart.read_tables()
     assert not others_unchanged(leaky, "va", next(private_positions(tables, "va")), tables, wild=False)
@@ -352,7 +352,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_damaged_installation_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Path(str(resources.files("quietsum.tasks.data")))
     shutil.copytree(source, tmp_path / "data")
-    monkeypatch.setattr(heart.resources, "files", lambda package: tmp_path / "data")
+    monkeypatch.setattr(resources, "files", lambda package: tmp_path / "data")
     HeartTask.from_package().rehearse()
     table, split = tmp_path / "data" / "heart_4centers.csv", tmp_path / "data" / "heart_split.csv"
     whole = table.read_bytes(), split.read_bytes()

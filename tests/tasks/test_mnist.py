@@ -77,7 +77,7 @@ def test_idx_files_are_read_under_all_their_names(
 
 
 def test_one_npz_file_serves_as_well(tmp_path: Path, small: dict[str, NDArray[np.uint8]]) -> None:
-    np.savez_compressed(tmp_path / "mnist.npz", **small)
+    np.savez_compressed(tmp_path / "mnist.npz", allow_pickle=False, **small)
     for name, values in small.items():
         np.testing.assert_array_equal(read_part(tmp_path, name, tiny(small)), values)
 
@@ -98,7 +98,7 @@ def test_truncated_files_are_refused(tmp_path: Path, small: dict[str, NDArray[np
         path.write_bytes(path.read_bytes()[:cut])
         with pytest.raises(DataMissing, match="fetch it again"):
             read_part(folder, "x_train", tiny(small))
-    np.savez_compressed(tmp_path / "mnist.npz", **small)
+    np.savez_compressed(tmp_path / "mnist.npz", allow_pickle=False, **small)
     content = (tmp_path / "mnist.npz").read_bytes()
     (tmp_path / "mnist.npz").write_bytes(content[:cut])
     with pytest.raises(DataMissing, match="fetch it again"):
@@ -181,7 +181,8 @@ def test_settings_are_chosen_on_records_that_do_not_train(
 
 
 def test_options_must_be_known() -> None:
-    for options, lesson in (({"network": "resnet"}, "cnn"), ({"evaluate_on": "train"}, "validation")):
+    cases: list[tuple[dict[str, Any], str]] = [({"network": "resnet"}, "cnn"), ({"evaluate_on": "train"}, "validation")]
+    for options, lesson in cases:
         with pytest.raises(InvalidParameter, match=lesson):
             MnistTask(**options)
     with pytest.raises(InvalidParameter, match="one split"):

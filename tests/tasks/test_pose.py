@@ -286,6 +286,6 @@ def test_the_fixed_features_carry_the_answer_to_other_people() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=10.0, momentum=0.9)
     for _ in range(15):
         optimizer.zero_grad()
-        task.loss(model, records).mean().backward()  # type: ignore[no-untyped-call]
+        task.loss(model, records).mean().backward()
         optimizer.step()
     assert task.evaluate(model).values["accuracy"] > 0.6  # chance is 0.05

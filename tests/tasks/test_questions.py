@@ -42,14 +42,14 @@ def total(folder: Path, lines: list[str]) -> np.ndarray:
 
 @pytest.mark.parametrize("case", BROKEN)
 @pytest.mark.parametrize("place", [0, 150, 300])
-def test_one_line_moves_the_sum_by_one_at_most_whatever_it_holds(tmp_path, case, place):
+def test_one_line_moves_the_sum_by_one_at_most_whatever_it_holds(tmp_path: Path, case: str, place: int) -> None:
     without = total(tmp_path, OTHERS)
     moved = total(tmp_path, [*OTHERS[:place], BROKEN[case], *OTHERS[place:]]) - without
     assert np.linalg.norm(moved) <= 1 + 1e-9
 
 
 @pytest.mark.parametrize("case", ["a quote that is never closed", "a field beyond every limit"])
-def test_the_usual_reader_would_lose_all_lines_behind_it_or_fail(tmp_path, case):
+def test_the_usual_reader_would_lose_all_lines_behind_it_or_fail(tmp_path: Path, case: str) -> None:
     (tmp_path / "table.csv").write_text("\n".join([BROKEN[case], *["f,40,x"] * 300]))
     csv.field_size_limit(LONGEST)
     with (tmp_path / "table.csv").open(newline="") as file:
@@ -59,12 +59,12 @@ def test_the_usual_reader_would_lose_all_lines_behind_it_or_fail(tmp_path, case)
             assert "limit" in str(error)
 
 
-def test_whole_lines_count_also_with_quotes_other_ends_of_lines_and_a_comma_more(tmp_path):
+def test_whole_lines_count_also_with_quotes_other_ends_of_lines_and_a_comma_more(tmp_path: Path) -> None:
     assert total(tmp_path, ['f,40,"x, ""y"""']) == pytest.approx(total(tmp_path, ["f,40,x"]))
     assert total(tmp_path, ["f,40,x\r", "", "f,40,x,"]) == pytest.approx(total(tmp_path, ["f,40,x"] * 2))
 
 
-def test_the_holder_hears_of_lines_that_are_no_records(tmp_path):
+def test_the_holder_hears_of_lines_that_are_no_records(tmp_path: Path) -> None:
     for lines, told in ((OTHERS, 0), ([*OTHERS, BROKEN["a quote that is never closed"]], 1)):
         (tmp_path / "table.csv").write_text("\n".join(["sex,age,note", *lines]))
         found = oddities(tmp_path / "table.csv", (), 400)
@@ -72,18 +72,18 @@ def test_the_holder_hears_of_lines_that_are_no_records(tmp_path):
 
 
 @pytest.mark.parametrize("weight", [1e308, 5e-324])
-def test_weights_that_leave_nothing_to_a_question_are_refused(weight):
+def test_weights_that_leave_nothing_to_a_question_are_refused(weight: float) -> None:
     with pytest.raises(InvalidParameter, match="weight"):
         QuestionTask(questions=[{"name": "one", "kind": "count", "weight": weight}] * 2)
 
 
-def test_a_column_that_is_described_twice_is_refused_and_no_record_is_read_twice():
+def test_a_column_that_is_described_twice_is_refused_and_no_record_is_read_twice() -> None:
     age = {"name": "age", "kind": "number", "bounds": [0, 100]}
     with pytest.raises(InvalidParameter, match="twice"):
         QuestionTask(questions=[{"name": "age", "kind": "mean", "column": "age"}], columns=[age, age])
 
 
-def test_a_long_name_in_one_record_makes_no_array_as_wide_as_itself(tmp_path):
+def test_a_long_name_in_one_record_makes_no_array_as_wide_as_itself(tmp_path: Path) -> None:
     """Names of a million letters for each of 50,000 records would be 200 GB, and memory that runs out is a message."""
     names = ["ada"] * 49_998 + ["b" * (LONGEST - 10), "ada"]
     (tmp_path / "table.csv").write_text("\n".join(["patient_id,age", *(f"{name},40" for name in names)]))
@@ -94,7 +94,9 @@ def test_a_long_name_in_one_record_makes_no_array_as_wide_as_itself(tmp_path):
     assert people.nbytes < 1 << 20 and (np.flatnonzero(people != people[0]) == [49_998]).all()
 
 
-def test_a_line_of_any_length_is_hashed_by_its_beginning_and_the_others_as_ever(tmp_path, monkeypatch):
+def test_a_line_of_any_length_is_hashed_by_its_beginning_and_the_others_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A table that is one endless line fits into no memory."""
     task = QuestionTask(questions=[{"name": "all", "kind": "count"}], tables={"bern": str(tmp_path / "table.csv")})
     (tmp_path / "table.csv").write_text("\n".join(["sex,age,note", *OTHERS[:3], "x" * 1000, *OTHERS[:3]]))

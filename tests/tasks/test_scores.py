@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
-from sklearn import metrics  # type: ignore[import-untyped]
+from sklearn import metrics
 
 from quietsum.errors import InvalidParameter
 from quietsum.tasks import Metrics

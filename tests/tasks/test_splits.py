@@ -13,7 +13,7 @@ from quietsum.tasks.splits import Partition, Split, by_dirichlet, gather, iid, n
 IID_OF_TWELVE = [2, 2, 2, 0, 0, 1, 0, 1, 1, 2, 1, 0]
 
 
-def labels(count: int = 1000, classes: int = 10) -> np.ndarray:  # type: ignore[type-arg]
+def labels(count: int = 1000, classes: int = 10) -> np.ndarray:
     return np.random.default_rng(3).integers(0, classes, count)
 
 

@@ -65,7 +65,7 @@ def test_a_joint_hears_of_its_neighbours_and_of_nobody_else() -> None:
     changed = motion.clone()
     changed[:, :, :, 11] += 1  # a hand
     before, after = (
-        torch.einsum("npctv,pvw->nctw", block.neighbours(x).unflatten(1, (3, -1)), block.adjacency)  # type: ignore[operator,union-attr]
+        torch.einsum("npctv,pvw->nctw", block.neighbours(x).unflatten(1, (3, -1)), block.adjacency)  # type: ignore[operator]
         for x in (motion, changed)
     )
     touched = (before != after).flatten(0, 2).any(0).nonzero().flatten().tolist()

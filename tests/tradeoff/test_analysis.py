@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Mapping
 
 import pytest
 
@@ -19,6 +20,8 @@ SCORES = {
     8.0: (0.94, 0.95, 0.96),
 }
 
+Scores = Mapping[float | None, tuple[float, ...]]
+
 
 def outcome(
     epsilon: float | None, seed: int, value: float, *, spent: float | None = None, task: str = "digits"
@@ -32,7 +35,7 @@ def outcome(
     )  # fmt: skip
 
 
-def results(scores: dict[float | None, tuple[float, ...]] = SCORES) -> list[Outcome]:
+def results(scores: Scores = SCORES) -> list[Outcome]:
     return [outcome(epsilon, seed, value) for epsilon, values in scores.items() for seed, value in enumerate(values)]
 
 
@@ -58,9 +61,9 @@ def test_the_guarantee_of_a_row_is_the_worst_of_its_runs() -> None:
 
 
 def test_more_epsilon_that_scores_worse_beyond_chance_is_not_monotone() -> None:
-    worse = {1.0: (0.950, 0.951, 0.949), 8.0: (0.800, 0.801, 0.799)}
+    worse: Scores = {1.0: (0.950, 0.951, 0.949), 8.0: (0.800, 0.801, 0.799)}
     assert analyze_privacy_utility_tradeoff(results(worse)).monotone is False
-    within = {1.0: (0.90, 0.80, 0.95), 8.0: (0.85, 0.88, 0.86)}
+    within: Scores = {1.0: (0.90, 0.80, 0.95), 8.0: (0.85, 0.88, 0.86)}
     assert analyze_privacy_utility_tradeoff(results(within)).monotone is True
 
 

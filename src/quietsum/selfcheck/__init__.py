@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         StepUnderTest as StepUnderTest,
         Twin as Twin,
     )
-    from quietsum.selfcheck.report import CheckReport as CheckReport, Finding as Finding, Verdict as Verdict
+    from quietsum.selfcheck.report import CheckReport as CheckReport, CheckVerdict as CheckVerdict, Finding as Finding
     from quietsum.selfcheck.suite import TESTS as TESTS, one_step as one_step, run_selfcheck as run_selfcheck
 else:
     __getattr__, __dir__, __all__ = open_door(__name__)

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-__all__ = ["CheckReport", "Finding", "Verdict"]
+__all__ = ["CheckReport", "CheckVerdict", "Finding"]
 
 
-class Verdict(enum.StrEnum):
+class CheckVerdict(enum.StrEnum):
     """How a test ended."""
 
     PASS = "pass"
@@ -33,7 +33,7 @@ class Finding:
 
     test: str
     name: str
-    verdict: Verdict
+    verdict: CheckVerdict
     lesson: str
     statistic: float = 0.0
     threshold: float = 0.0
@@ -42,7 +42,7 @@ class Finding:
     @property
     def failed(self) -> bool:
         """Whether the claim was found false."""
-        return self.verdict is Verdict.FAIL
+        return self.verdict is CheckVerdict.FAIL
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -101,8 +101,10 @@ class CheckReport:
         lines = []
         for finding in self.findings:
             p_value = "" if finding.p_value is None else f"  p {finding.p_value:.1e}"
-            figure = "" if finding.verdict is Verdict.SKIPPED else f"{finding.statistic:.5g} / {finding.threshold:.5g}"
+            figure = (
+                "" if finding.verdict is CheckVerdict.SKIPPED else f"{finding.statistic:.5g} / {finding.threshold:.5g}"
+            )
             lines.append(f"{finding.test:<4} {finding.name:<24} {finding.verdict:<8} {figure}{p_value}".rstrip())
-            if finding.verdict is not Verdict.PASS:
+            if finding.verdict is not CheckVerdict.PASS:
                 lines += textwrap.wrap(finding.lesson, width - 5, initial_indent=" " * 5, subsequent_indent=" " * 5)
         return lines

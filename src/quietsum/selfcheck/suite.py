@@ -21,7 +21,7 @@ from quietsum.selfcheck.probes.outputs import outputs
 from quietsum.selfcheck.probes.replay import WorstPair, equivalence, sensitivity, superposition
 from quietsum.selfcheck.probes.restart import fresh_after_restart
 from quietsum.selfcheck.protocol import StepUnderTest
-from quietsum.selfcheck.report import CheckReport, Finding, Verdict
+from quietsum.selfcheck.report import CheckReport, CheckVerdict, Finding
 from quietsum.validate import open_probability, positive, whole_number
 
 __all__ = ["TESTS", "one_step", "run_selfcheck"]
@@ -152,4 +152,4 @@ def _ran(test: str, run: Callable[[], Finding]) -> Finding:
     except Exception as error:  # whatever a model or an engine raises
         text = " ".join(str(error).split())[:200]
         lesson = f"The step raised {type(error).__name__} ({text}). A step answers every batch, an empty one too."
-        return Finding(test=test, name=TESTS[test], verdict=Verdict.FAIL, lesson=lesson, statistic=np.inf)
+        return Finding(test=test, name=TESTS[test], verdict=CheckVerdict.FAIL, lesson=lesson, statistic=np.inf)

@@ -230,7 +230,8 @@ def test_shapes_and_kinds_come_back(rng: RandomSource) -> None:
         GaussianMechanism(epsilon=1, delta=1e-5, sensitivity=1),
     ):
         assert type(mechanism.release(3, rng)) is float
-        assert type(mechanism.release(np.float32(3.5), rng)) is float
+        released: object = mechanism.release(np.float32(3.5), rng)
+        assert type(released) is float
         assert mechanism.release([1, 2], rng).shape == (2,)
         assert mechanism.release(np.zeros((2, 0)), rng).shape == (2, 0)
         assert mechanism.release(np.zeros((2, 3), dtype=np.float32), rng).dtype == np.float64
@@ -265,7 +266,7 @@ def test_what_is_no_finite_number_is_refused_without_being_quoted(bad: object) -
     with pytest.raises(InvalidParameter, match=r"whole numbers|rectangle"):
         DiscreteLaplaceMechanism(epsilon=1, sensitivity=1).release(bad)  # type: ignore[call-overload]
     with pytest.raises(InvalidParameter, match="whole numbers"):
-        DiscreteLaplaceMechanism(epsilon=1, sensitivity=1).release(2.0)  # type: ignore[call-overload]
+        DiscreteLaplaceMechanism(epsilon=1, sensitivity=1).release(2.0)
 
 
 def test_a_refused_number_is_not_in_the_message() -> None:
@@ -397,4 +398,4 @@ def test_what_is_not_finite_is_refused_also_among_large_integers(wild: list[floa
 def test_no_mechanism_assumes_a_sensitivity() -> None:
     for kind in (LaplaceMechanism, GaussianMechanism, DiscreteLaplaceMechanism, PermuteAndFlip):
         with pytest.raises(TypeError, match="sensitivity"):
-            kind(epsilon=1.0)
+            kind(epsilon=1.0)  # type: ignore[call-arg]

@@ -14,7 +14,7 @@ from mechanisms.laws import FITS, MISSES
 from quietsum import ExponentialMechanism
 from quietsum.errors import InvalidParameter
 from quietsum.mechanisms import LInf, PermuteAndFlip, ReportNoisyMax
-from quietsum.mechanisms.central.selection import choose, flips
+from quietsum.mechanisms.central.selection import choose_index, flips
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests
 from quietsum.privacy import PureDP
 
@@ -67,8 +67,8 @@ def test_the_exact_path_and_the_quick_one_choose_the_same_on_the_same_bits(monke
     distances = np.array([0, 3, 3, 7, 40, 2, 1000, 10**15])
     for rate in (Fraction(1, 3), Fraction(1, 50), Fraction(17, 10)):
         for seed in range(300):
-            quick = choose(distances, rate, randomness_for_tests(seed))
-            assert choose(distances, rate, randomness_for_tests(seed), widen=1e20) == quick
+            quick = choose_index(distances, rate, randomness_for_tests(seed))
+            assert choose_index(distances, rate, randomness_for_tests(seed), widen=1e20) == quick
             slow = flips(distances, rate, randomness_for_tests(seed), margin=2.0)
             assert np.array_equal(flips(distances, rate, randomness_for_tests(seed)), slow)
 
@@ -95,8 +95,8 @@ def test_a_word_that_ties_with_a_boundary_is_decided_by_further_bits() -> None:
         exact = int(mp.floor(1 / (1 + mp.exp(-1)) * mp.mpf(2) ** 128))
     word, rest = exact >> 64, exact & (2**64 - 1)
     assert abs(word - boundary) < 2**15
-    assert choose(distances, rate, Told([word], [rest - 1, 0])) == 0  # type: ignore[arg-type]
-    assert choose(distances, rate, Told([word], [rest + 1, 0])) == 1  # type: ignore[arg-type]
+    assert choose_index(distances, rate, Told([word], [rest - 1, 0])) == 0  # type: ignore[arg-type]
+    assert choose_index(distances, rate, Told([word], [rest + 1, 0])) == 1  # type: ignore[arg-type]
     with mp.workprec(300):
         exact = int(mp.floor(mp.exp(-1) * mp.mpf(2) ** 128))
     word, rest = exact >> 64, exact & (2**64 - 1)

@@ -64,7 +64,7 @@ def law_of(found: LocalProtocol, value: int) -> Law:
         wrong = first * (1 - second) + second * (1 - first)
         return bits_law([1 - wrong if bit else wrong for bit in found.filters[0, value]])
     if isinstance(found, HadamardResponse):
-        law = {}
+        law: Law = {}
         row = value // found.blocks + 1
         for signal in range(found.blocks * found.width):
             block, place = divmod(signal, found.width)
@@ -72,7 +72,7 @@ def law_of(found: LocalProtocol, value: int) -> Law:
             law[(signal,)] = Fraction(found.cells.high if own else found.cells.low, WORD) / (found.width // 2)
         return law
     if isinstance(found, CountMeanSketch):
-        flip, law = Fraction(found.flip, WORD), {}
+        flip, law = Fraction(found.flip, WORD), Law()
         for function in range(found.functions):
             place = int(found.places[value, function])
             if not found.hadamard:

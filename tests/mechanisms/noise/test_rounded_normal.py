@@ -96,7 +96,7 @@ def test_floats_alone_would_round_some_draws_wrongly(rng: RandomSource) -> None:
         bits[(bits >> np.uint64(1)) < rounded_normal._TAIL] |= np.uint64(1 << 62)
         right = rounded_normals(2.0**40, bits.size, Replayed(bits, rng))
         trusting = rounded_normals(2.0**40, bits.size, Replayed(bits, rng), margin=0.0)
-        wrong += np.count_nonzero(right != trusting)
+        wrong += int(np.count_nonzero(right != trusting))
         assert np.max(np.abs(right - trusting)) <= 1
     assert 0 < wrong < bits.size / 100
 

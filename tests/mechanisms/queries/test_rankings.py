@@ -49,7 +49,7 @@ def test_peeling_costs_epsilon_in_all_and_has_the_law_of_k_choices(rng: RandomSo
     assert math.isclose(sum(law.values()), 1.0)
     counts = dict.fromkeys(law, 0)
     for _ in range(8000):
-        counts[tuple(query.release(scores, rng))] += 1  # type: ignore[index]
+        counts[tuple(query.release(scores, rng))] += 1
     assert stats.chisquare(list(counts.values()), np.array(list(law.values())) * 8000).pvalue > FITS
     wrong = peeled_law(scores, 1.2 / 2, 2)
     assert stats.chisquare(list(counts.values()), np.array(list(wrong.values())) * 8000).pvalue < 1e-6

@@ -46,8 +46,12 @@ def test_queries_cost_what_was_asked_for() -> None:
         price = ClassicalAccountant(rule="basic").compose(query.event()).epsilon(delta=1e-12).epsilon
         assert price == pytest.approx(0.7, rel=1e-12) and price <= 0.7 * (1 + 1e-15)
         assert 0 <= query.failure() < 1e-30
-    for kind, more in ((NoisyCount, {}), (NoisySum, {"bounds": (0, 1)}), (NoisyMean, {"bounds": (0, 1)})):
-        event = kind(epsilon=1.0, delta=1e-6, **more).event()  # type: ignore[operator]
+    for made in (
+        NoisyCount(epsilon=1.0, delta=1e-6),
+        NoisySum(epsilon=1.0, delta=1e-6, bounds=(0, 1)),
+        NoisyMean(epsilon=1.0, delta=1e-6, bounds=(0, 1)),
+    ):
+        event = made.event()
         assert 0.99e-6 < ExactAccountant().compose(event).delta(epsilon=1.0) <= 1e-6
     event = NoisyHistogram(epsilon=1.0, delta=1e-6, categories="abc").event()
     assert 0.99 < RenyiAccountant().compose(event).epsilon(delta=1e-6).epsilon <= 1.0
@@ -248,7 +252,7 @@ def test_counts_take_a_number_or_flags(rng: RandomSource) -> None:
         lambda: NoisyHistogram(epsilon=1, categories=5),  # type: ignore[arg-type]
         lambda: NoisyHistogram(epsilon=1, categories=[[1]]),  # type: ignore[list-item]
         lambda: NoisyHistogram(epsilon=1, categories="ab").release(None),  # type: ignore[arg-type]
-        lambda: NoisyMean(epsilon=1, bounds=(0, 1)).release([[1.0], [1.0, 2.0]]),  # type: ignore[arg-type]
+        lambda: NoisyMean(epsilon=1, bounds=(0, 1)).release([[1.0], [1.0, 2.0]]),
         lambda: NoisySum(epsilon=5e-324, bounds=(0, 1)),
         lambda: NoisyQuantile(epsilon=1, candidates=(1, math.nan)),
         lambda: NoisyQuantile(epsilon=1, candidates=(1, 2), quantile=1),

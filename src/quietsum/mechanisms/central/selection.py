@@ -40,7 +40,7 @@ from quietsum.mechanisms.rng import RandomSource, choose_source
 from quietsum.privacy import PureDP
 from quietsum.validate import whole_number
 
-__all__ = ["ExponentialMechanism", "PermuteAndFlip", "ReportNoisyMax", "choose", "flips"]
+__all__ = ["ExponentialMechanism", "PermuteAndFlip", "ReportNoisyMax", "choose_index", "flips"]
 
 Name = TypeVar("Name")
 
@@ -74,7 +74,7 @@ class ExponentialMechanism:
     def release(self, scores: ArrayLike, rng: RandomSource | None = None) -> int: ...
     def release(self, scores: Any, rng: RandomSource | None = None) -> Any:
         """The chosen option: its index, or its name where ``scores`` has names. ``rng`` is the system's if omitted."""
-        return _choose(scores, self, choose, rng)
+        return _choose(scores, self, choose_index, rng)
 
     def event(self) -> PureDP:
         """The event to account for."""
@@ -224,7 +224,7 @@ def _distances(steps: NDArray[Any], rate: Fraction) -> NDArray[np.int64]:
 # --------------------------------------------------------------------------------------------------- the draws
 
 
-def choose(distances: NDArray[np.int64], rate: Fraction, rng: RandomSource, *, widen: float = 1.0) -> int:
+def choose_index(distances: NDArray[np.int64], rate: Fraction, rng: RandomSource, *, widen: float = 1.0) -> int:
     """An index with probability ∝ exp(−rate · distance), for whole distances of which one is zero.
 
     ``widen`` is for tests: with a wide margin every draw takes the exact path, to the same result on the same bits.

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.central.additive import target
 from quietsum.mechanisms.central.lattice import above
-from quietsum.mechanisms.central.selection import choose
+from quietsum.mechanisms.central.selection import choose_index
 from quietsum.mechanisms.queries.rows import Bounds, bound_values, check_bounds, check_relation, grid_for
 from quietsum.mechanisms.rng import RandomSource, choose_source
 from quietsum.privacy import Neighbours, PrivacyEvent, PureDP, RandomizedResponse, Repeated
@@ -168,7 +168,7 @@ class PosteriorSample:
             scores = [score + more for score, more in zip(scores, _prior(log_prior, len(scores), rate), strict=True)]
         best, far = max(scores), math.ceil(800 / rate)
         distances = np.array([min(far, best - score) for score in scores], dtype=np.int64)
-        return choose(distances, rate, choose_source(rng))
+        return choose_index(distances, rate, choose_source(rng))
 
     def event(self) -> PureDP:
         """The event to account for, under ``neighbours``."""

@@ -16,7 +16,7 @@ from scipy import special
 
 from quietsum.selfcheck.probes.replay import WorstPair
 from quietsum.selfcheck.protocol import Floats, Law, StepUnderTest
-from quietsum.selfcheck.report import Finding, Verdict
+from quietsum.selfcheck.report import CheckVerdict, Finding
 from quietsum.selfcheck.statistics import FALSE_ALARM, best_error, clopper_pearson_upper
 
 __all__ = ["attack", "lower_bound"]
@@ -33,7 +33,7 @@ def attack(step: StepUnderTest, pair: WorstPair, *, releases: int, seconds: floa
         length = float(np.linalg.norm(difference))
     if not np.isfinite(length) or length == 0:
         lesson = "There is no pair of batches with finite and different sums to tell apart."
-        return Finding(test="T6", name="attack", verdict=Verdict.SKIPPED, lesson=lesson, threshold=claimed)
+        return Finding(test="T6", name="attack", verdict=CheckVerdict.SKIPPED, lesson=lesson, threshold=claimed)
     start = time.perf_counter()
     step.release(pair.within)
     step.release(pair.within)
@@ -56,7 +56,7 @@ def attack(step: StepUnderTest, pair: WorstPair, *, releases: int, seconds: floa
     return Finding(
         test="T6",
         name="attack",
-        verdict=Verdict.FAIL if failed else Verdict.PASS,
+        verdict=CheckVerdict.FAIL if failed else CheckVerdict.PASS,
         lesson=lesson if failed else f"The best attack on the worst pair stays within {symbol} = {claimed:.3g}.",
         statistic=bound,
         threshold=claimed,

@@ -14,7 +14,7 @@ from quietsum.privacy import (
     gaussian_epsilon,
 )
 from quietsum.selfcheck.protocol import Law, StepUnderTest
-from quietsum.selfcheck.report import Finding, Verdict
+from quietsum.selfcheck.report import CheckVerdict, Finding
 
 __all__ = ["check_accounting", "public_constants"]
 
@@ -38,7 +38,7 @@ def public_constants(step: StepUnderTest) -> Finding:
     return Finding(
         test="T7",
         name="public constants",
-        verdict=Verdict.FAIL if changed else Verdict.PASS,
+        verdict=CheckVerdict.FAIL if changed else CheckVerdict.PASS,
         lesson=lesson,
         statistic=float(len(changed)),
         threshold=0.0,
@@ -99,7 +99,7 @@ def _finding(gap: float, lesson: str) -> Finding:
     return Finding(
         test="T8",
         name="accounting",
-        verdict=Verdict.FAIL if failed else Verdict.PASS,
+        verdict=CheckVerdict.FAIL if failed else CheckVerdict.PASS,
         lesson=f"{lesson} Let the object that adds the noise and draws the batch state the event."
         if failed
         else "The event is the step's own, and the accountant knows what it costs.",

@@ -27,7 +27,7 @@ from quietsum.selfcheck.probes.rounding import distance
 from quietsum.selfcheck.probes.rows import largest_tested_batch, nothing, rows, tile
 from quietsum.selfcheck.probes.shape import intervals
 from quietsum.selfcheck.protocol import StepUnderTest
-from quietsum.selfcheck.report import Finding, Verdict
+from quietsum.selfcheck.report import CheckVerdict, Finding
 from quietsum.selfcheck.statistics import (
     FALSE_ALARM,
     binomial_p,
@@ -288,7 +288,7 @@ def _finding(p_value: float, lesson: str, tests: int = 1) -> Finding:
     return Finding(
         test="T4",
         name="sampling and steps",
-        verdict=Verdict.FAIL if failed else Verdict.PASS,
+        verdict=CheckVerdict.FAIL if failed else CheckVerdict.PASS,
         lesson=lesson if failed else "Batches are drawn by coins at the stated rate, and every draw is a step.",
         statistic=p_value,
         threshold=_LIMIT,

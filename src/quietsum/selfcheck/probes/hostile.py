@@ -13,7 +13,7 @@ from quietsum.mechanisms import RandomSource
 from quietsum.selfcheck.probes.rounding import distance, forgiven, rounding
 from quietsum.selfcheck.probes.rows import BROKEN, join, nothing, repeat, rows, spoil
 from quietsum.selfcheck.protocol import Batch, Floats, StepUnderTest
-from quietsum.selfcheck.report import Finding, Verdict
+from quietsum.selfcheck.report import CheckVerdict, Finding
 
 __all__ = ["hostile_rows"]
 
@@ -56,7 +56,7 @@ def hostile_rows(step: StepUnderTest, rng: RandomSource, *, everywhere: tuple[bo
         return _fail(where, f"moved the sum by {worst:.3g} times the sensitivity", worst, limit)
     lesson = "Broken, huge and missing rows move the sum by no more than any other row."
     return Finding(
-        test="T5", name="hostile rows", verdict=Verdict.PASS, lesson=lesson, statistic=worst, threshold=limit
+        test="T5", name="hostile rows", verdict=CheckVerdict.PASS, lesson=lesson, statistic=worst, threshold=limit
     )
 
 
@@ -92,5 +92,5 @@ def _fail(what: str, problem: str, statistic: float, limit: float) -> Finding:
         "whose gradient is not finite count as zero, and an empty batch be a sum of zeros."
     )
     return Finding(
-        test="T5", name="hostile rows", verdict=Verdict.FAIL, lesson=lesson, statistic=statistic, threshold=limit
+        test="T5", name="hostile rows", verdict=CheckVerdict.FAIL, lesson=lesson, statistic=statistic, threshold=limit
     )

@@ -32,7 +32,7 @@ from quietsum.selfcheck.probes.dependence import combinations_p, lags_p, magnitu
 from quietsum.selfcheck.probes.rows import largest_tested_batch, nothing, repeat, rows, scale_rows, tile
 from quietsum.selfcheck.probes.shape import classes_p, intervals_p, largest_p, repeats_p, sums_p, tails_p
 from quietsum.selfcheck.protocol import Floats, Law, OnAGrid, StepUnderTest
-from quietsum.selfcheck.report import Finding, Verdict
+from quietsum.selfcheck.report import CheckVerdict, Finding
 from quietsum.selfcheck.statistics import FALSE_ALARM, block_p, kolmogorov_p, noise_scores, normal_p, spread_p
 
 __all__ = ["FORGIVEN", "noise_law"]
@@ -327,7 +327,7 @@ def _noise_finding(name: str, p_value: float, lesson: str, tests: int = 1) -> Fi
     return Finding(
         test="T3",
         name="noise",
-        verdict=Verdict.FAIL if failed else Verdict.PASS,
+        verdict=CheckVerdict.FAIL if failed else CheckVerdict.PASS,
         lesson=f"{lesson} (Seen in: {name}.)" if failed else "The noise is as claimed, and fresh in every release.",
         statistic=p_value,
         threshold=limit,

@@ -19,7 +19,7 @@ from quietsum.selfcheck.probes.attack import lower_bound
 from quietsum.selfcheck.probes.listening import listening
 from quietsum.selfcheck.probes.rows import join, rows, scale_rows, spoil
 from quietsum.selfcheck.protocol import Floats, StepUnderTest
-from quietsum.selfcheck.report import Finding, Verdict
+from quietsum.selfcheck.report import CheckVerdict, Finding
 from quietsum.selfcheck.statistics import FALSE_ALARM, best_error, clopper_pearson_upper
 
 __all__ = ["outputs"]
@@ -61,7 +61,7 @@ def outputs(step: StepUnderTest, rng: RandomSource) -> Finding:
     return Finding(
         test="T11",
         name="other outputs",
-        verdict=Verdict.FAIL if failed else Verdict.PASS,
+        verdict=CheckVerdict.FAIL if failed else CheckVerdict.PASS,
         lesson=lesson if failed else "What is said besides the model tells nothing that the noisy sum does not.",
         statistic=worst,
         threshold=1 / step.noise_multiplier,

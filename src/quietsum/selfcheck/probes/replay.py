@@ -42,7 +42,7 @@ from quietsum.selfcheck.probes.rows import (
     size,
 )
 from quietsum.selfcheck.protocol import Batch, Floats, StepUnderTest, Twin
-from quietsum.selfcheck.report import Finding, Verdict
+from quietsum.selfcheck.report import CheckVerdict, Finding
 
 __all__ = ["WorstPair", "equivalence", "sensitivity", "superposition"]
 
@@ -76,7 +76,7 @@ def sensitivity(step: StepUnderTest, rng: RandomSource, *, tries: int) -> tuple[
             "cannot be replayed. Torch's own dropout and noise are held still for the check; switch off other draws "
             "(orders, whole numbers, numpy's) while checking."
         )
-        finding = Finding(test="T1", name="sensitivity", verdict=Verdict.FAIL, lesson=lesson, statistic=np.inf)
+        finding = Finding(test="T1", name="sensitivity", verdict=CheckVerdict.FAIL, lesson=lesson, statistic=np.inf)
         return finding, search.worst
     search.look(tries)
     worst, limit = search.worst, search.limit
@@ -89,7 +89,7 @@ def sensitivity(step: StepUnderTest, rng: RandomSource, *, tries: int) -> tuple[
     return Finding(
         test="T1",
         name="sensitivity",
-        verdict=Verdict.PASS if worst.ratio <= limit else Verdict.FAIL,
+        verdict=CheckVerdict.PASS if worst.ratio <= limit else CheckVerdict.FAIL,
         lesson=lesson,
         statistic=worst.ratio,
         threshold=limit,
@@ -270,7 +270,7 @@ def equivalence(step: StepUnderTest, rng: RandomSource, *, tries: int) -> Findin
         batch = scale_rows(step.examples(1 + 3 * number, rng), (1.0, 30.0)[number % 2])
         if step.reference(batch) is None:
             lesson = "The step offers no naive loop to compare with."
-            return Finding(test="T9", name="equivalence", verdict=Verdict.SKIPPED, lesson=lesson)
+            return Finding(test="T9", name="equivalence", verdict=CheckVerdict.SKIPPED, lesson=lesson)
 
         def off(some: StepUnderTest | Twin, batch: Batch = batch) -> float:
             expected = some.reference(batch)
@@ -291,6 +291,6 @@ def _judge(test: str, name: str, worst: float, limit: float, *, good: str, bad: 
     """A pass where the worst deviation lies within its room."""
     passed = worst <= limit
     return Finding(
-        test=test, name=name, verdict=Verdict.PASS if passed else Verdict.FAIL, lesson=good if passed else bad,
-        statistic=worst, threshold=limit,
+        test=test, name=name, verdict=CheckVerdict.PASS if passed else CheckVerdict.FAIL,
+        lesson=good if passed else bad, statistic=worst, threshold=limit,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from quietsum.mechanisms import RandomSource
 from quietsum.selfcheck.probes.noise import FORGIVEN
 from quietsum.selfcheck.probes.rows import nothing
 from quietsum.selfcheck.protocol import Floats, StepUnderTest
-from quietsum.selfcheck.report import Finding, Verdict
+from quietsum.selfcheck.report import CheckVerdict, Finding
 from quietsum.selfcheck.statistics import FALSE_ALARM, binomial_p, block_p, noise_scores, normal_p
 
 __all__ = ["fresh_after_restart"]
@@ -92,7 +92,7 @@ def _restart_finding(p_value: float, lesson: str) -> Finding:
     return Finding(
         test="T10",
         name="restart",
-        verdict=Verdict.FAIL if failed else Verdict.PASS,
+        verdict=CheckVerdict.FAIL if failed else CheckVerdict.PASS,
         lesson=lesson if failed else "After a restart noise and draws are new, and every step is in the books.",
         statistic=p_value,
         threshold=limit,
