@@ -18,9 +18,9 @@ import quietsum
 
 HOUSE = Path(quietsum.__file__).parent
 HELD = frozenset({
-    "__init__", "__main__", "aggregation", "charts", "compat", "databases", "doors", "errors", "failpoints", "files",
-    "glossary", "identity", "keys", "ledger", "mechanisms", "party", "plan", "privacy", "running", "sampling", "secagg",
-    "validate", "wire",
+    "__init__", "__main__", "aggregation", "charts", "compat", "databases", "doors", "errors", "failpoints",
+    "federation", "files", "glossary", "identity", "keys", "ledger", "mechanisms", "party", "plan", "privacy",
+    "running", "sampling", "secagg", "validate", "wire",
 })  # fmt: skip
 """The rooms that keep all three rules. A room that joins stays; the rules count what lies in these rooms."""
 WORDED = HELD | {"alerts", "analytics", "cli", "contracts", "defence", "report", "runs", "tasks", "tradeoff"}
@@ -45,6 +45,10 @@ FIELD: Mapping[str, str] = {
 PARTICIPLES: Mapping[str, str] = {
     "ledger/accounts.py spent_lines": "frozen tests of old books call it",
     "mechanisms/gaussian.py calibrated": "a constructor, named by what it makes: ClippedSum.calibrated",
+    **{
+        f"federation/{module}.py registered": "the protocol of a federation, which users implement, calls it so"
+        for module in ("drills", "local", "messages", "remote/federation", "workers/crew", "workers/keepers")
+    },
 }
 """Other functions named by a participle, as "room/module.py name", and why."""
 RIDDLES: Mapping[str, str] = {}

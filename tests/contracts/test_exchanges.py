@@ -12,7 +12,7 @@ from contracts.sites_by_letters import make_sites
 from quietsum.contracts import ExchangesContract
 from quietsum.contracts.exchanges import KnownUpdates
 from quietsum.federation.local import LocalFederation
-from quietsum.federation.messages import Answer, Federation, Question
+from quietsum.federation.messages import Federation, StepAnswer, StepQuestion
 from quietsum.federation.workers.keepers import Keepers
 from quietsum.plan import ResolvedPlan
 from quietsum.secagg import Step
@@ -59,7 +59,7 @@ class Trusting(Federation):
     def identities(self, cohort: Any) -> Any:
         return self.inner.identities(cohort)
 
-    def exchange(self, question: Question) -> Iterator[Any]:
+    def exchange(self, question: StepQuestion) -> Iterator[Any]:
         import dataclasses
 
         if question.step is Step.OPEN:
@@ -70,10 +70,10 @@ class Trusting(Federation):
 class Talking(Trusting):
     """The control: one that lets a party speak twice."""
 
-    def exchange(self, question: Question) -> Iterator[Any]:
+    def exchange(self, question: StepQuestion) -> Iterator[Any]:
         for word in self.inner.exchange(question):
             yield word
-            if isinstance(word, Answer) and word.party == "ben":
+            if isinstance(word, StepAnswer) and word.party == "ben":
                 yield word
 
 

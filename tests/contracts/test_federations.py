@@ -16,7 +16,7 @@ from quietsum.contracts import FederationContract, WrappedFederationContract
 from quietsum.contracts.exchanges import NAMES, KnownUpdates
 from quietsum.federation.drills import Drill
 from quietsum.federation.local import LocalFederation
-from quietsum.federation.messages import Federation, Lost, Refusal, TrainRequest, Update
+from quietsum.federation.messages import Federation, Lost, PartyRefusal, TrainRequest, Update
 from quietsum.federation.workers.crew import Crew
 from quietsum.ledger import Testimony
 from quietsum.plan import Plan, ResolvedPlan, resolve
@@ -155,7 +155,7 @@ class Refunds(Plain):
 
     def ask(self, request: TrainRequest, cohort: Sequence[str], fold: Any) -> Iterator[Any]:
         for reply in self.inside.ask(request, cohort, fold):
-            yield Refusal(party=reply.party, reason=reply.reason) if isinstance(reply, Lost) else reply
+            yield PartyRefusal(party=reply.party, reason=reply.reason) if isinstance(reply, Lost) else reply
 
 
 class Mumbles(Plain):

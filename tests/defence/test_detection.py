@@ -19,7 +19,7 @@ from quietsum.defence.detection import Detector, Finding
 from quietsum.defence.detection.copies import clusters, find_copies_of
 from quietsum.defence.detection.detector import against_others
 from quietsum.errors import CorruptState, InvalidParameter
-from quietsum.federation.watch import Found, RunEvent, to_dict
+from quietsum.federation.watch import FindingReported, RunEvent, event_to_dict
 from quietsum.mechanisms.gaussian import ClippedSum
 from quietsum.mechanisms.rng import system_randomness
 from quietsum.runs.folder import Workspace
@@ -363,10 +363,10 @@ def test_a_finding_of_a_run_is_an_event_for_the_operator_and_a_row_that_can_be_c
     seen, path = Seen(), tmp_path / "run.db"
     with Recorder(path) as recorder:
         start(tiny_plan(), workspace=Workspace(path=tmp_path), task=TinyTask(), watchers=[seen, recorder])
-    events = [event for event in seen.events if isinstance(event, Found)]
+    events = [event for event in seen.events if isinstance(event, FindingReported)]
     assert [event.round for event in events] == [1, 2, 3]
     assert all(event.operator_only and event.kind == "finding" for event in events)
-    assert json.loads(json.dumps(to_dict(events[0])))["finding"]["subject"] == "party-3"
+    assert json.loads(json.dumps(event_to_dict(events[0])))["finding"]["subject"] == "party-3"
     assert [(one.round, one.evidence) for one in findings(path)] == [
         (event.round, event.finding.evidence) for event in events
     ]
@@ -455,7 +455,7 @@ class Findings:
         self.found: list[Finding] = []
 
     def saw(self, event: RunEvent) -> None:
-        if isinstance(event, Found):
+        if isinstance(event, FindingReported):
             self.found.append(event.finding)
 
 

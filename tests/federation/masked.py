@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.federation.local import LocalFederation
-from quietsum.federation.messages import Answer, Federation, Lost, Question, Refusal
+from quietsum.federation.messages import Federation, Lost, PartyRefusal, StepAnswer, StepQuestion
 from quietsum.federation.round import RoundResult, first_state, run_round
 from quietsum.federation.watch import PartyDropped, PartySilent, RunEvent
 from quietsum.ledger import Ledger
@@ -98,7 +98,7 @@ class Losing(Federation):
     def __init__(self, inner: Any, *, losses: Mapping[str, Step] | None = None) -> None:
         self.inner, self.losses = inner, dict(losses or {})
         self.passed: list[tuple[Step, str, bytes]] = []
-        self.spoil: Callable[[Step, Answer], Any] = lambda step, answer: answer
+        self.spoil: Callable[[Step, StepAnswer], Any] = lambda step, answer: answer
 
     @property
     def counts_deadline(self) -> bool:
@@ -120,13 +120,13 @@ class Losing(Federation):
     def identities(self, cohort: Any) -> Any:
         return self.inner.identities(cohort)
 
-    def exchange(self, question: Question) -> Iterator[Answer | Refusal | Lost]:
+    def exchange(self, question: StepQuestion) -> Iterator[StepAnswer | PartyRefusal | Lost]:
         self.passed += [(question.step, name, letter) for name, letter in question.letters.items()]
         for word in self.inner.exchange(question):
             if self.losses.get(word.party) is question.step:
                 yield Lost(party=word.party, reason="its line is dead")
                 continue
-            if isinstance(word, Answer):
+            if isinstance(word, StepAnswer):
                 self.passed.append((question.step, word.party, word.content))
                 word = self.spoil(question.step, word)
                 if word is None:

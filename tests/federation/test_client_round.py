@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from quietsum.aggregation import ClientSum, Fold, ServerState, WeightedMean
 from quietsum.aggregation.clients import ClientState
 from quietsum.errors import InvalidParameter, PlanRefused, TooFewParties
-from quietsum.federation.messages import Federation, Lost, Refusal, Reply, Sums, TrainRequest, Update
+from quietsum.federation.messages import Federation, Lost, PartyRefusal, Reply, Sums, TrainRequest, Update
 from quietsum.federation.round import RoundResult, first_state, fold_of, run_round
 from quietsum.federation.watch import PartyDropped, RunEvent
 from quietsum.ledger import Ledger
@@ -332,7 +332,7 @@ def sums_of(fold: Fold[Any], *names: str, said: tuple[str, ...] | None = None) -
 SPOILT: dict[str, Callable[[Fold[Any]], list[Reply]]] = {
     "a stranger": lambda fold: [sums_of(fold, "c0", "c1", "nobody")],
     "heard before": lambda fold: [ones("c1"), sums_of(fold, "c0", "c1")],
-    "refused before": lambda fold: [Refusal(party="c1", reason="no"), sums_of(fold, "c0", "c1")],
+    "refused before": lambda fold: [PartyRefusal(party="c1", reason="no"), sums_of(fold, "c0", "c1")],
     "twice the same sum": lambda fold: [sums_of(fold, "c1"), sums_of(fold, "c0", "c1")],
     "other names": lambda fold: [sums_of(fold, "c0", "c1", said=("c0",))],
     "more names than it holds": lambda fold: [sums_of(fold, "c0", said=("c0", "c1"))],
@@ -362,7 +362,7 @@ MALFORMED: dict[str, Callable[[Fold[Any]], Any]] = {
     "a sum of None": lambda fold: Sums(parties=None, folded=fold.start()),  # type: ignore[arg-type]
     "a text": lambda fold: "hello",
     "nothing": lambda fold: None,
-    "a number for a party": lambda fold: Refusal(party=7, reason="no"),  # type: ignore[arg-type]
+    "a number for a party": lambda fold: PartyRefusal(party=7, reason="no"),  # type: ignore[arg-type]
     "an empty shell": lambda fold: object.__new__(Update),
     "an empty shell of a sum": lambda fold: object.__new__(Sums),
 }
@@ -382,7 +382,7 @@ def test_what_is_no_reply_is_left_out_and_the_round_goes_on(
 
 @pytest.mark.parametrize(
     "first",
-    [Refusal(party="c0", reason=["no"]), Lost(party="c0", reason=None), Update(party="c0", delta=None)],  # type: ignore[arg-type]
+    [PartyRefusal(party="c0", reason=["no"]), Lost(party="c0", reason=None), Update(party="c0", delta=None)],  # type: ignore[arg-type]
     ids=["refusal", "lost", "update"],
 )
 def test_a_malformed_reply_is_the_only_word_of_its_party_and_no_refund(
@@ -423,7 +423,7 @@ def test_an_update_after_a_sum_is_no_second_vote(stage: Callable[..., Stage]) ->
 
 def test_whoever_refuses_and_is_then_in_a_sum_is_not_refunded(stage: Callable[..., Stage]) -> None:
     some = stage(user_plan(style="hybrid"))
-    some.round(some.summing(lambda cohort, fold: [Refusal(party="c1", reason="no"), sums_of(fold, "c0", "c1")]))
+    some.round(some.summing(lambda cohort, fold: [PartyRefusal(party="c1", reason="no"), sums_of(fold, "c0", "c1")]))
     spent = some.spent()
     assert spent["c1", PrivacyUnit.RECORD] == spent["c0", PrivacyUnit.RECORD] > 0
 
@@ -465,7 +465,7 @@ def test_rule_1_a_round_of_which_nothing_arrives_is_charged_like_any_other(stage
 
 def test_rule_2_a_refusal_is_refunded_for_records_and_never_for_clients(stage: Callable[..., Stage]) -> None:
     some = stage(user_plan(style="hybrid"))
-    some.round(some.asking(lambda name: Refusal(party=name, reason="no") if name == "c3" else ones(name)))
+    some.round(some.asking(lambda name: PartyRefusal(party=name, reason="no") if name == "c3" else ones(name)))
     spent = some.spent()
     assert spent.get(("c3", PrivacyUnit.RECORD), 0.0) == 0.0 < spent["c4", PrivacyUnit.RECORD]
     assert spent["c3", PrivacyUnit.CLIENT] == spent["c4", PrivacyUnit.CLIENT] > 0
@@ -474,14 +474,14 @@ def test_rule_2_a_refusal_is_refunded_for_records_and_never_for_clients(stage: C
 
 def test_rule_2_where_only_clients_are_protected_a_refusal_refunds_nothing(stage: Callable[..., Stage]) -> None:
     some = stage()
-    some.round(some.asking(lambda name: Refusal(party=name, reason="no")))
+    some.round(some.asking(lambda name: PartyRefusal(party=name, reason="no")))
     assert len(set(some.spent().values())) == 1
     assert not some.notes.dropped()["c0"].refunded
 
 
 def test_rule_2_a_holder_of_many_clients_is_charged_once_and_not_refunded_for_one(stage: Callable[..., Stage]) -> None:
     some = stage(tiny_plan(), clients(10, holder="all"))
-    some.round(some.asking(lambda name: Refusal(party=name, reason="no") if name == "c3" else ones(name)))
+    some.round(some.asking(lambda name: PartyRefusal(party=name, reason="no") if name == "c3" else ones(name)))
     assert list(some.spent()) == [("all", PrivacyUnit.RECORD)]
     assert some.spent()["all", PrivacyUnit.RECORD] > 0
     assert not some.notes.dropped()["c3"].refunded
@@ -490,13 +490,15 @@ def test_rule_2_a_holder_of_many_clients_is_charged_once_and_not_refunded_for_on
 def test_a_cohort_that_refuses_as_a_whole_is_not_said_to_be_free_where_it_is_not(stage: Callable[..., Stage]) -> None:
     some = stage(tiny_plan(), clients(3, holder="all"))
     with pytest.raises(TooFewParties, match="It is charged"):
-        some.round(some.asking(lambda name: Refusal(party=name, reason="no")))
+        some.round(some.asking(lambda name: PartyRefusal(party=name, reason="no")))
 
 
 @pytest.mark.parametrize("reason", ["", "  ", "\ud800", "x" * 10_000])
 def test_no_words_of_a_refusal_end_the_round(stage: Callable[..., Stage], reason: str) -> None:
     some = stage(tiny_plan(), clients(5))
-    result = some.round(some.asking(lambda name: Refusal(party=name, reason=reason) if name == "c1" else ones(name)))
+    result = some.round(
+        some.asking(lambda name: PartyRefusal(party=name, reason=reason) if name == "c1" else ones(name))
+    )
     assert len(result.kept) == 4
     told = some.notes.dropped()["c1"].reason
     assert 0 < len(told) < 600 and told.isprintable()

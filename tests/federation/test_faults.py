@@ -212,7 +212,7 @@ def test_the_owner_hears_of_a_failure_by_its_kind_and_line_once(
     lines = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert len(lines) == 2 and all("KeyError in crowd.py, line" in line for line in lines)  # the first, and at ten
     assert "c000 failed" in lines[0] and "and 9 more failed" in lines[1]
-    assert all("told to the owner of the data alone" in line for line in lines)
+    assert all("for the owner of the data alone" in line for line in lines)
 
 
 def test_the_control_clients_that_are_not_asked_again_are_missing(

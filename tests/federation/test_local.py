@@ -12,7 +12,7 @@ from federation.crowd import CrowdTogether, crowd_plan, expected_sum, resolved_c
 from quietsum.aggregation import WeightedMean
 from quietsum.errors import InvalidParameter
 from quietsum.federation.local import LocalFederation
-from quietsum.federation.messages import Federation, Lost, Refusal, Reply, Sums, TrainRequest, Update
+from quietsum.federation.messages import Federation, Lost, PartyRefusal, Reply, Sums, TrainRequest, Update
 from quietsum.mechanisms.rng import randomness_for_tests
 
 KINDS = ("CrowdTask", "CrowdTogether")
@@ -53,7 +53,7 @@ class Heard:
                     self.kept.append(reply.party)
                 case Lost():
                     self.reasons[reply.party] = reply.reason
-                case Refusal():
+                case PartyRefusal():
                     self.reasons[reply.party] = reply.reason
                     self.refused.add(reply.party)
         assert sorted([*self.kept, *self.reasons]) == sorted(names)  # one reply each

@@ -13,7 +13,7 @@ import pytest
 from quietsum.aggregation import Fold, ServerState, WeightedMean
 from quietsum.errors import BudgetExhausted, DataMissing, InvalidParameter, TooFewParties
 from quietsum.federation.local import LocalFederation
-from quietsum.federation.messages import Federation, Lost, Refusal, Reply, TrainRequest, Update
+from quietsum.federation.messages import Federation, Lost, PartyRefusal, Reply, TrainRequest, Update
 from quietsum.federation.round import run_round
 from quietsum.federation.watch import PartyDropped, RunEvent
 from quietsum.ledger import Ledger
@@ -120,19 +120,19 @@ def test_rule_2_a_lost_or_unusable_reply_drops_the_party_and_stays_charged(stage
 
 
 def test_rule_2_only_a_refusal_before_data_was_touched_is_refunded(stage: Stage) -> None:
-    stage.round(Scripted(update("north"), Refusal(party="south", reason="maintenance")))
+    stage.round(Scripted(update("north"), PartyRefusal(party="south", reason="maintenance")))
     assert stage.epsilon("south") == 0.0 < stage.epsilon("north")
     assert "maintenance" in stage.notes.reasons()["south"]
 
 
 def test_rule_2_an_update_followed_by_a_refusal_is_not_refunded(stage: Stage) -> None:
-    stage.round(Scripted(update("north"), update("south"), Refusal(party="south", reason="changed its mind")))
+    stage.round(Scripted(update("north"), update("south"), PartyRefusal(party="south", reason="changed its mind")))
     assert stage.epsilon("south") == pytest.approx(stage.epsilon("north"))
     assert "twice" in stage.notes.reasons()["south"]
 
 
 def test_rule_2_a_refusal_followed_by_an_update_is_not_refunded(stage: Stage) -> None:
-    stage.round(Scripted(update("north"), Refusal(party="south", reason="no"), update("south", 9.0, 9.0)))
+    stage.round(Scripted(update("north"), PartyRefusal(party="south", reason="no"), update("south", 9.0, 9.0)))
     assert stage.epsilon("south") == pytest.approx(stage.epsilon("north"))
 
 
@@ -149,7 +149,7 @@ def test_a_stranger_is_left_out(stage: Stage) -> None:
 
 def test_all_parties_refusing_is_too_few_parties_and_costs_nothing(stage: Stage) -> None:
     with pytest.raises(TooFewParties, match="0 of 2 parties"):
-        stage.round(Scripted(*(Refusal(party=name, reason="no") for name in ("north", "south"))))
+        stage.round(Scripted(*(PartyRefusal(party=name, reason="no") for name in ("north", "south"))))
     assert stage.epsilon("north") == stage.epsilon("south") == 0.0
     stage.ledger.verify()
 
@@ -328,7 +328,7 @@ def test_data_that_is_not_there_is_a_refusal_where_the_task_says_so_without_read
             raise DataMissing("points.csv is not there; mount the data")
 
     request = TrainRequest(run="run", round=1, attempt=1, params=np.zeros(2))
-    for task, kind in ((Looks(), Refusal), (Nowhere(), Update)):  # what a reader says, it may have read
+    for task, kind in ((Looks(), PartyRefusal), (Nowhere(), Update)):  # what a reader says, it may have read
         resolved = resolve(tiny_plan(), task.parties(), task.dimension)
         (reply,) = LocalFederation.of(task, resolved).ask(request, ["north"], MEAN)
         assert isinstance(reply, kind)

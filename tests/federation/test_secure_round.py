@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from federation.masked import AT_PARTY, CLIENTS, FOUR, NONE, RECORDS, Losing, Watched, secure_plan
 from quietsum import failpoints
 from quietsum.errors import InvalidParameter, PlanRefused, TooFewParties
-from quietsum.federation.messages import QUESTIONS, Answer, Federation, Lost
+from quietsum.federation.messages import QUESTIONS, Federation, Lost, StepAnswer
 from quietsum.federation.secure import ends_of_steps
 from quietsum.ledger.chain.entries import Kind
 from quietsum.mechanisms.distributed import DistributedNoise
@@ -279,11 +279,11 @@ def test_a_refusal_before_the_vector_is_asked_for_is_refunded_and_a_later_one_is
 
     class Late(Losing):
         def exchange(self, question: Any) -> Any:
-            from quietsum.federation.messages import Refusal
+            from quietsum.federation.messages import PartyRefusal
 
             for word in super().exchange(question):
                 late = question.step is Step.SHARES and word.party == "west"
-                yield Refusal(party="west", reason="not any more") if late else word
+                yield PartyRefusal(party="west", reason="not any more") if late else word
 
     other = Watched(tmp_path / "late", secure_plan(AT_PARTY), wrap=Late)
     assert set(other.round().kept) == set(FOUR) - {"west"} and not other.dropped["west"].refunded
@@ -345,14 +345,14 @@ def test_the_deadline_is_divided_over_the_steps_and_training_has_most_of_it() ->
 @pytest.mark.parametrize("step", QUESTIONS, ids=[step.name.lower() for step in QUESTIONS])
 @pytest.mark.parametrize("harm", ["cut", "flipped", "foreign", "nonsense", "nothing"])
 def test_nothing_that_arrives_ends_a_round_but_by_too_few_parties(tmp_path: Path, step: Step, harm: str) -> None:
-    def spoil(at: Step, word: Answer) -> Any:
+    def spoil(at: Step, word: StepAnswer) -> Any:
         if at is not step or word.party != "east":
             return word
         content = word.content
         return {
-            "cut": Answer(party="east", content=content[:-3]),
-            "flipped": Answer(party="east", content=content[:60] + bytes([content[60] ^ 1]) + content[61:]),
-            "foreign": Answer(party="stranger", content=content),
+            "cut": StepAnswer(party="east", content=content[:-3]),
+            "flipped": StepAnswer(party="east", content=content[:60] + bytes([content[60] ^ 1]) + content[61:]),
+            "foreign": StepAnswer(party="stranger", content=content),
             "nonsense": object(),
             "nothing": None,
         }[harm]

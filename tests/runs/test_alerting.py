@@ -21,7 +21,7 @@ from quietsum.defence.detection import Finding
 from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, LedgerBroken
 from quietsum.federation.local import LocalFederation
 from quietsum.federation.watch import (
-    Found,
+    FindingReported,
     PartyDropped,
     PartyRejected,
     RoundFinished,
@@ -236,13 +236,13 @@ def test_rule_22_nothing_is_looked_at_or_sent_while_a_charge_is_reserved() -> No
     assert [one.kind for one in inbox.got] == [Kind.FINDING, Kind.DROP_OUTS]
 
 
-def found() -> Found:
+def found() -> FindingReported:
     """What a detector tells in the middle of a round."""
     seen = Finding(
         round=1, rule="norm", statistic="norm", value=9.0, threshold=3.0, false_positive_rate=0.01,
         subject_kind="party", subject="d", time="2026-01-01T00:00:00+00:00",
     )  # fmt: skip
-    return Found(round=1, finding=seen)
+    return FindingReported(round=1, finding=seen)
 
 
 def test_a_finding_is_passed_on_with_all_that_was_measured() -> None:
@@ -272,7 +272,7 @@ def test_equal_updates_are_one_alert_until_somebody_new_sends_the_same() -> None
             round=number, rule="copy", statistic="equal updates", value=len(names), threshold=1,
             false_positive_rate=1e-8, subject_kind="party", subject=", ".join(names), looked=dict.fromkeys(names, 1.0),
         )  # fmt: skip
-        watcher.saw(Found(round=number, finding=seen))
+        watcher.saw(FindingReported(round=number, finding=seen))
         watcher.saw(over(number))
     assert [(one.severity, one.subject) for one in inbox.got] == [
         (Severity.WARNING, "a, b, c"), (Severity.NOTICE, "a, b, c"), (Severity.NOTICE, "a, c"),

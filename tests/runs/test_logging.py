@@ -82,7 +82,7 @@ def test_without_v_nothing_is_logged_and_alerts_are_told() -> None:
 
 def test_that_the_work_of_a_party_failed_is_told_to_the_owner_of_the_data_once_a_round_and_without_its_words() -> None:
     told = run().stderr
-    assert "the work of south failed" in told and "told to the owner of the data alone" in told
+    assert "the work of south failed" in told and "for the owner of the data alone" in told
     assert "row 7" not in told and repr(FEATURE) not in told
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from quietsum.federation.watch import RunEvent, guarded
+from quietsum.federation.watch import RunEvent, guard
 from quietsum.files import DiskFull, check_room
 from quietsum.ledger import Ledger
 from quietsum.ledger.history import RunHistory
@@ -73,7 +73,7 @@ def test_whoever_breaks_a_run_off_gets_through_a_guard() -> None:
         def saw(self, event: RunEvent) -> None:
             raise KeyboardInterrupt
 
-    (watcher,) = guarded([Person()])
+    (watcher,) = guard([Person()])
     with pytest.raises(KeyboardInterrupt):
         watcher.saw(None)  # type: ignore[arg-type]
 

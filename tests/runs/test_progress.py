@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from quietsum import Guarantee, PrivacyUnit
 from quietsum.cli.app import app
 from quietsum.defence.detection import Finding
-from quietsum.federation.watch import Found, PartyDropped, RoundFinished, RunFinished, RunStarted
+from quietsum.federation.watch import FindingReported, PartyDropped, RoundFinished, RunFinished, RunStarted
 from quietsum.files import NoRoom
 from quietsum.privacy import Observer
 from quietsum.runs import progress
@@ -107,12 +107,12 @@ def test_findings_of_the_whole_run_stand_beside_the_bar_and_never_in_the_line_of
     assert "finding" not in shown_on(io.StringIO(), events)
 
 
-def finding() -> Found:
+def finding() -> FindingReported:
     found = Finding(
         time="2026-11-18T09:00:00+00:00", round=1, rule="norm", statistic="norm", value=9.0, threshold=3.0,
         false_positive_rate=0.01, subject_kind="party", subject="site-3",
     )  # fmt: skip
-    return Found(round=1, finding=found)
+    return FindingReported(round=1, finding=found)
 
 
 def test_a_line_without_losses_and_without_a_score_is_shorter() -> None:

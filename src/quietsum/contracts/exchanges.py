@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.federation import QUESTIONS, Answer, Federation, Lost, Question, Refusal, TrainRequest
+from quietsum.federation import QUESTIONS, Federation, Lost, PartyRefusal, StepAnswer, StepQuestion, TrainRequest
 from quietsum.party import contribution_of, terms_of
 from quietsum.plan import PartyFacts, Plan, ResolvedPlan, resolve
 from quietsum.secagg import Identity, Outcome, Server, Step
@@ -87,7 +87,7 @@ class ExchangesContract:
 
     def _round(
         self, federation: Federation, resolved: ResolvedPlan, *, number: int = 1, lost: Mapping[str, Step] | None = None
-    ) -> tuple[Server, dict[Step, list[Answer | Refusal | Lost]]]:
+    ) -> tuple[Server, dict[Step, list[StepAnswer | PartyRefusal | Lost]]]:
         """One session; those in ``lost`` are asked nothing from their step on. What each step brought, as it came."""
         request = TrainRequest(run="run", round=number, attempt=1, params=np.full(_DIMENSION, 0.5))
         driver, identities = Identity.fresh(), federation.identities(NAMES)
@@ -96,12 +96,12 @@ class ExchangesContract:
         letters, heard = server.open(), {}
         for step in QUESTIONS:
             asked = {name: letter for name, letter in letters.items() if (lost or {}).get(name, step + 1) > step}
-            question = Question(
+            question = StepQuestion(
                 request=request, step=step, letters=asked, server=driver.public, identities=identities, seconds=300.0
             )
             heard[step] = list(federation.exchange(question))
             for word in heard[step]:
-                if isinstance(word, Answer):
+                if isinstance(word, StepAnswer):
                     assert server.take(word.party, word.content) is None
             letters = server.advance()
         return server, heard
@@ -155,10 +155,10 @@ class ExchangesContract:
             driver, identities = Identity.fresh(), federation.identities(NAMES)
             terms = terms_of(resolved, request.key[:3], request.key[3])
             letters = Server(terms=terms, identity=driver, identities=identities).open()
-            question = Question(
+            question = StepQuestion(
                 request=request, step=Step.OPEN, letters=letters, server=driver.public, identities=identities
             )
-            assert not [word for word in federation.exchange(question) if isinstance(word, Answer)]
+            assert not [word for word in federation.exchange(question) if isinstance(word, StepAnswer)]
 
     def test_another_model_than_that_of_the_session_brings_no_vector(self) -> None:
         """The hash of the model stands in the terms, and every party compares it with what came."""
@@ -169,16 +169,16 @@ class ExchangesContract:
             server = Server(terms=terms, identity=driver, identities=identities)
             letters = server.open()
             for step in (Step.OPEN, Step.ROSTER, Step.SHARES):
-                question = Question(
+                question = StepQuestion(
                     request=request, step=step, letters=letters, server=driver.public, identities=identities
                 )
                 if step is Step.SHARES:
                     other = dataclasses.replace(request, params=request.params + 1.0)
                     words = list(federation.exchange(dataclasses.replace(question, request=other)))
-                    assert not [word for word in words if isinstance(word, Answer)]
+                    assert not [word for word in words if isinstance(word, StepAnswer)]
                     continue
                 for word in federation.exchange(question):
-                    assert isinstance(word, Answer) and server.take(word.party, word.content) is None
+                    assert isinstance(word, StepAnswer) and server.take(word.party, word.content) is None
                 letters = server.advance()
 
     def _check_mean(self, resolved: ResolvedPlan, server: Server, names: Sequence[str]) -> None:

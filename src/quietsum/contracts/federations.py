@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from quietsum.aggregation import WeightedMean
 from quietsum.contracts.exchanges import FAILS, NAMES, SLEEPS, KnownUpdates
 from quietsum.errors import QuietsumError
-from quietsum.federation import Federation, Lost, Refusal, Sums, TrainRequest, Update
+from quietsum.federation import Federation, Lost, PartyRefusal, Sums, TrainRequest, Update
 from quietsum.mechanisms import system_randomness
 from quietsum.plan import Plan, ResolvedPlan, resolve
 
 __all__ = ["FederationContract", "WrappedFederationContract"]
 
 Floats = NDArray[np.float64]
-Replies = list[Update | Sums | Refusal | Lost]
+Replies = list[Update | Sums | PartyRefusal | Lost]
 
 
 def _parties_of(replies: Replies) -> list[str]:
@@ -143,7 +143,7 @@ class FederationContract:
         for federation in self._open():
             replies = self._ask(federation, self._request(1, FAILS), NAMES)
             assert sorted(_parties_of(replies)) == sorted(NAMES)
-            missing = [one for one in replies if isinstance(one, Lost | Refusal)]
+            missing = [one for one in replies if isinstance(one, Lost | PartyRefusal)]
             assert [one.party for one in missing] == ["cleo"], "the others are not lost with it"
             assert isinstance(missing[0], Lost), "a failed party is lost, and not refunded"
             assert missing[0].reason.strip(), "the reason is words"

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from quietsum.federation.local import LocalFederation as LocalFederation
     from quietsum.federation.messages import (
         QUESTIONS as QUESTIONS,
-        Answer as Answer,
         Federation as Federation,
         Lost as Lost,
-        Question as Question,
-        Refusal as Refusal,
+        PartyRefusal as PartyRefusal,
+        StepAnswer as StepAnswer,
+        StepQuestion as StepQuestion,
         Sums as Sums,
         TrainRequest as TrainRequest,
         Update as Update,
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
         tell_findings as tell_findings,
     )
     from quietsum.federation.watch import (
-        Found as Found,
+        FindingReported as FindingReported,
         GroupJudged as GroupJudged,
-        Guarded as Guarded,
+        GuardedWatcher as GuardedWatcher,
         PartyDropped as PartyDropped,
         PartyRejected as PartyRejected,
         RoundFinished as RoundFinished,
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
         RunFinished as RunFinished,
         RunStarted as RunStarted,
         Watcher as Watcher,
-        guarded as guarded,
+        event_to_dict as event_to_dict,
+        guard as guard,
         tell as tell,
-        to_dict as to_dict,
     )
 else:
     __getattr__, __dir__, __all__ = open_door(__name__)

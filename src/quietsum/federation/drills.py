@@ -2,8 +2,8 @@
 
 :class:`Drill` stands between the parties and the round. It asks the federation inside for single updates, puts what the
 attack makes in the place of the attackers' own, and passes all of them on. The round sees what it would see in earnest:
-updates, under the limits and the rule of the plan. Every party is charged as if it had followed the plan, and nobody's
-rows are protected: attackers see honest updates before the server's noise is on their sum, so that one client enters it
+updates, under the limits and the rule of the plan. Every party is charged as if it had followed the plan, and no
+row is protected: attackers see honest updates before the server's noise is on their sum, so that one client enters it
 several times, and no ε of such a run would be true (:mod:`quietsum.plan.refusals.drills`).
 """
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 class Drill(Federation):
     """The parties of ``inside``, some of which attack.
 
-    Guarantees: what honest parties sent is passed on untouched, and so is whatever is no update. Who attacks is decided
+    Guarantees: what honest parties sent is passed on untouched, and so is what is no update. Who attacks is decided
     by the plan alone. An attack that fails leaves the attackers' own updates, and the round goes on.
     """
 
@@ -99,11 +99,11 @@ class Drill(Federation):
                 sent[reply.party] = reply.delta
             else:
                 yield reply
-        sent.update(self._crafted(sent, fold, last))
+        sent.update(self._craft(sent, fold, last))
         for party, update in sent.items():
             yield Update(party=party, delta=update)
 
-    def _crafted(self, sent: Mapping[str, Vector], fold: Fold[Any], last: Vector | None) -> dict[str, Vector]:
+    def _craft(self, sent: Mapping[str, Vector], fold: Fold[Any], last: Vector | None) -> dict[str, Vector]:
         """What the attackers send instead; nothing where none of them has an update."""
         attackers = [name for name in self._names if name in sent and name in self._attackers]
         honest = [name for name in self._names if name in sent and name not in self._attackers]
@@ -114,7 +114,7 @@ class Drill(Federation):
         place = {name: at for at, name in enumerate(self._names)}
         places = np.array([place[name] for name in (*honest, *attackers)], dtype=np.int64)
         try:
-            made = _made(self._attack, self._seen(others, own, places, fold, last))
+            made = _attack_with(self._attack, self._look(others, own, places, fold, last))
         except Exception as error:  # the round is paid for
             log.warning(
                 "the attack of this drill failed (%s: %s); its parties follow the plan", type(error).__name__, error
@@ -122,7 +122,7 @@ class Drill(Federation):
             return {}
         return dict(zip(attackers, np.asarray(made, dtype=np.float64), strict=True))
 
-    def _seen(
+    def _look(
         self, honest: Vector, own: Vector, places: NDArray[np.int64], fold: Fold[Any], last: Vector | None
     ) -> Seen:
         known = Seen(
@@ -134,7 +134,7 @@ class Drill(Federation):
         return dataclasses.replace(known, rule=fold.rule, stated=fold.attackers, memory=fold.memory, trial=fold.trial)
 
 
-def _made(attack: AttackPlan, seen: Seen) -> NDArray[Any]:
+def _attack_with(attack: AttackPlan, seen: Seen) -> NDArray[Any]:
     if attack.on_rows:  # honest training on poisoned rows, made longer where the plan says so
         return seen.own if attack.strength is None else attack_named("model-replacement")(seen, attack.strength)
     return attack_named(attack.kind)(seen, attack.strength)
@@ -144,7 +144,7 @@ def refuse_drill(plan: Plan) -> None:
     """:class:`~quietsum.errors.PlanRefused` for a plan with ``[attack]`` where real sites would be asked."""
     if plan.attack is not None:
         raise PlanRefused(
-            "[attack] makes this plan a drill, and here real sites would be asked: nobody needs a plan to attack, and "
+            "[attack] makes this plan a drill, and here real sites would be asked: no one needs a plan to attack, and "
             "no site should run one that does; run it on this machine (--on local), or take [attack] out"
         )
 

@@ -5,7 +5,7 @@ group's mean; a group whose mean the rule leaves out has up to as many members a
 nothing wrong, so nothing here is said of a party. Who may have is a matter of many rounds with other groups
 (:mod:`quietsum.defence.attribution`).
 
-Guarantees: none of privacy beyond what the sums have; whatever the rule does is post-processing of noise that the
+Guarantees: none of privacy beyond what the sums have; what the rule does is post-processing of noise that the
 parties added. A group that was lost is not judged. With fewer groups than the plan's rule needs, and with fewer parties
 than the plan's minimum, there is no step: :class:`~quietsum.errors.TooFewParties`, charged.
 """
@@ -53,7 +53,7 @@ class Between:
     watchers: tuple[Watcher, ...] = ()
     look: Callable[[RobustState], None] | None = None
 
-    def combined(self, sums: Sequence[GroupSum], how: Contribution, number: int) -> Combined:
+    def combine(self, sums: Sequence[GroupSum], how: Contribution, number: int) -> Combined:
         """The step of round ``number`` from the opened ``sums``. ``kept`` are the survivors of the groups in it."""
         self._refuse_few(sums, number)
         fold = RobustFold(

@@ -4,9 +4,9 @@ Parties are asked one after the other. Where the task can train many small ones 
 updates are folded as they are made, so that memory does not grow with the cohort. With several workers the cohort is
 shared out among processes (:mod:`quietsum.federation.workers.crew`), each of which is a federation like this one.
 
-Whatever a party's work raises stays with that party: no other is lost with it. Where the plan promises anything, not
-even that it failed is told: noise alone leaves (:mod:`quietsum.party.work`). Only the owner of the data hears of it,
-and in one process that is whoever reads its log. Nor does the time of one decide about others: the deadline of the plan
+What a party's work raises stays with that party: no other is lost with it. Where the plan promises anything, not
+even that it failed is shown: noise alone leaves (:mod:`quietsum.party.work`). Only the owner of the data hears of it,
+and in one process that is the reader of its log. Nor does the time of one decide about others: the deadline of the plan
 is counted for each party alone, from the moment its own work begins. Parties of a chunk that took longer than that are
 trained again one at a time, since the time of each is not known. Work in this process cannot be interrupted; a party
 that hangs is a case for workers.
@@ -31,12 +31,12 @@ from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.failpoints import reach
 from quietsum.federation.messages import (
     QUESTIONS,
-    Answer,
     Federation,
     Lost,
-    Question,
-    Refusal,
+    PartyRefusal,
     Reply,
+    StepAnswer,
+    StepQuestion,
     Sums,
     TrainRequest,
     Update,
@@ -75,9 +75,9 @@ _LATE = "the plan simulates that its reply came after the deadline"
 class LocalFederation(Federation):
     """Parties as objects of this process.
 
-    Guarantees: every party of a cohort has one reply, whatever happens to it or to others, and whether it is an update
+    Guarantees: every party of a cohort has one reply, also if it or others fail, and whether it is an update
     depends on that party alone. What leaves a party has gone through its :class:`~quietsum.party.work.Site`, also where
-    several were trained side by side. What failed at a party is told to its owner alone where anything is promised,
+    several were trained side by side. What failed at a party is for its owner alone where anything is promised,
     else by the kind of the failure; it is never refunded.
     """
 
@@ -156,7 +156,7 @@ class LocalFederation(Federation):
                 refuses="the plan simulates its refusal" if party.name in refusing else "",
                 deadline=math.inf if deadline is None else deadline,
                 clock=clock,
-                tell=owner.told,
+                tell=owner.tell,
             )
             for party in resolved.parties
         }
@@ -194,7 +194,7 @@ class LocalFederation(Federation):
             try:
                 begun[name] = self._sites[name].begin(key)
             except (Exception, SystemExit) as error:
-                yield self._failed(name, error)
+                yield self._word_failure(name, error)
         if begun:
             yield from self._side_by_side(self._many, request, begun, fold)
 
@@ -204,9 +204,9 @@ class LocalFederation(Federation):
             site = self._sites[name]
             try:
                 orders = site.begin(request.key)
-                yield self._sent(name, site.finish(orders, site.nothing(request.params.copy(), orders)))
+                yield self._send(name, site.finish(orders, site.nothing(request.params.copy(), orders)))
             except (Exception, SystemExit) as error:
-                yield self._failed(name, error)
+                yield self._word_failure(name, error)
 
     # ------------------------------------------------------------------------------------------ secure rounds
 
@@ -216,7 +216,7 @@ class LocalFederation(Federation):
             raise PlanRefused("a LocalFederation needs the resolved plan for secure rounds: use LocalFederation.of()")
         return {name: self._secure[name].public for name in cohort}
 
-    def exchange(self, question: Question) -> Iterator[Answer | Refusal | Lost]:
+    def exchange(self, question: StepQuestion) -> Iterator[StepAnswer | PartyRefusal | Lost]:
         """One word from each party. What it holds unmasked is in its own objects, of this process all the same."""
         if question.step is Step.OPEN:
             assert self._resolved is not None
@@ -228,10 +228,10 @@ class LocalFederation(Federation):
                 yield Lost(party=name, reason=fate)
                 continue
             try:
-                yield Answer(party=name, content=self._answered(name, question, letter))
+                yield StepAnswer(party=name, content=self._answer(name, question, letter))
                 reach("party:sent")
             except (Exception, SystemExit) as error:
-                yield self._failed(name, error)
+                yield self._word_failure(name, error)
 
     def refusals(self, parties: Sequence[str]) -> dict[str, str]:
         """Which of these would refuse before any data is touched, and why."""
@@ -244,15 +244,16 @@ class LocalFederation(Federation):
         return found
 
     def share(self, request: TrainRequest, name: str) -> NDArray[np.uint32] | Lost:
-        """The vector of one party, for whoever masks it (:mod:`quietsum.federation.workers.keepers`); private."""
+        """The vector of one party, for the process that masks it (:mod:`quietsum.federation.workers.keepers`);
+        private."""
         assert self._resolved is not None
         try:
             how = contribution_of(self._resolved, request.round)
             return self._sites[name].contribution(request.key, request.params.copy(), how)
         except (Exception, SystemExit) as error:
-            return Lost(party=name, reason=self._failed(name, error).reason)
+            return Lost(party=name, reason=self._word_failure(name, error).reason)
 
-    def _answered(self, name: str, question: Question, letter: bytes) -> bytes:
+    def _answer(self, name: str, question: StepQuestion, letter: bytes) -> bytes:
         party, key = self._secure[name], question.request.key[:3]
         if question.step is not Step.OPEN:
             params = question.request.params.copy() if question.step is Step.SHARES else None
@@ -266,34 +267,34 @@ class LocalFederation(Federation):
         )  # fmt: skip
 
     def _contribution(self, site: Site) -> Callable[[tuple[str, int, int], Vectors], NDArray[np.uint32]]:
-        def made(key: tuple[str, int, int], params: Vectors) -> NDArray[np.uint32]:
+        def make(key: tuple[str, int, int], params: Vectors) -> NDArray[np.uint32]:
             assert self._terms is not None and self._how is not None
             return site.contribution((*key, self._terms.model), params, self._how)
 
-        return made
+        return make
 
     # ------------------------------------------------------------------------------------------ one at a time
 
     def _ask_one(self, name: str, key: tuple[str, int, int, str], params: Vectors) -> Reply:
         try:
-            return self._sent(name, self._sites[name].answer(key, params.copy()))
+            return self._send(name, self._sites[name].answer(key, params.copy()))
         except (Exception, SystemExit) as error:
-            return self._failed(name, error)
+            return self._word_failure(name, error)
 
     def _alone(self, name: str, params: Vectors, orders: LocalOrders) -> Reply:
         """One party whose work has begun; as :meth:`~quietsum.party.work.Site.answer` does it."""
         site = self._sites[name]
         try:
-            return self._sent(name, site.finish(orders, site.work(params.copy(), orders)))
+            return self._send(name, site.finish(orders, site.work(params.copy(), orders)))
         except (Exception, SystemExit) as error:
-            return self._failed(name, error)
+            return self._word_failure(name, error)
 
-    def _failed(self, name: str, error: BaseException) -> Refusal | Lost:
+    def _word_failure(self, name: str, error: BaseException) -> PartyRefusal | Lost:
         """A refusal where no data was touched. Otherwise no refund leaves the party; work that was to protect anybody
         does not come here."""
         match error:
             case NotTouched():
-                return Refusal(party=name, reason=str(error))
+                return PartyRefusal(party=name, reason=str(error))
             case AnsweredBefore():
                 return Lost(party=name, reason=str(error))
             case TooLate():
@@ -302,7 +303,7 @@ class LocalFederation(Federation):
                 return Lost(party=name, reason=str(error))
         return Lost(party=name, reason=f"its work failed ({type(error).__name__})")
 
-    def _sent(self, name: str, delta: Vectors) -> Reply:
+    def _send(self, name: str, delta: Vectors) -> Reply:
         """What becomes of a reply on its way."""
         reach("party:sent")
         fate = next(self._fates(1))
@@ -319,12 +320,12 @@ class LocalFederation(Federation):
         """Parties whose work has begun. Where training them together fails, those that are left go one by one."""
         waiting = dict(begun)
         try:
-            for names, rows in self._timed(
+            for names, rows in self._in_time(
                 task.train_many(tuple(begun), request.params.copy(), tuple(begun.values()), self._rng)
             ):
                 if len(set(names)) != len(names) or not waiting.keys() >= set(names) or len(rows) != len(names):
                     raise LookupError("train_many answers for others than it was asked to train")
-                replies = self._folded(names, rows, begun, fold)
+                replies = self._fold(names, rows, begun, fold)
                 for name in names:
                     del waiting[name]
                 yield from replies
@@ -334,15 +335,15 @@ class LocalFederation(Federation):
         for name, orders in waiting.items():
             yield self._alone(name, request.params, orders)
 
-    def _timed(self, chunks: Iterator[tuple[tuple[str, ...], Vectors]]) -> Iterator[tuple[tuple[str, ...], Vectors]]:
-        """Those chunks that were made within the time of a single party; nobody knows who was late in another."""
+    def _in_time(self, chunks: Iterator[tuple[tuple[str, ...], Vectors]]) -> Iterator[tuple[tuple[str, ...], Vectors]]:
+        """Those chunks that were made within the time of a single party; who was late in another is not known."""
         start = self._clock()
         for chunk in chunks:
             if self._clock() - start <= self._deadline:
                 yield chunk
             start = self._clock()
 
-    def _folded(
+    def _fold(
         self, names: Sequence[str], rows: Vectors, begun: Mapping[str, LocalOrders], fold: Fold[Any]
     ) -> list[Reply]:
         """The rows that arrive as one sum (singly where the fold must see them so), and who is not in it."""
@@ -370,12 +371,12 @@ class LocalFederation(Federation):
 
 @final
 class _Owner:
-    """Whoever holds the data of all parties of this process, told of failures: each kind once, not once a party."""
+    """The holder of the data of all parties of this process hears of failures: each kind once, not once a party."""
 
     def __init__(self) -> None:
         self._parties: dict[str, set[str]] = {}
 
-    def told(self, name: str, what: str) -> None:
+    def tell(self, name: str, what: str) -> None:
         """The work of party ``name`` failed."""
         parties = self._parties.setdefault(what, set())
         if name in parties:
@@ -384,7 +385,7 @@ class _Owner:
         if math.log10(len(parties)).is_integer():
             more = f" and {len(parties) - 1} more" if len(parties) > 1 else ""
             told = f"the work of {name}{more} failed, so what leaves holds nothing of its data, and is charged: {what}"
-            log.warning("%s. This is told to the owner of the data alone", told)
+            log.warning("%s. This is for the owner of the data alone", told)
 
 
 def fates(count: int, *, drop_outs: float, stragglers: float, rng: RandomSource) -> Iterator[str]:

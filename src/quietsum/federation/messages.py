@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "QUESTIONS",
-    "Answer",
     "Federation",
     "Lost",
-    "Question",
-    "Refusal",
+    "PartyRefusal",
     "Reply",
+    "StepAnswer",
+    "StepQuestion",
     "Sums",
     "TrainRequest",
     "Update",
@@ -69,7 +69,7 @@ class Update:
 class Sums:
     """Updates of several parties, already folded where they were made: a state of the round's own fold.
 
-    ``parties`` are exactly those whose updates are in it; whoever had none that could be used is told as
+    ``parties`` are exactly those whose updates are in it; a party that had none that could be used is
     :class:`Lost`, one by one.
     """
 
@@ -79,7 +79,7 @@ class Sums:
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Refusal:
+class PartyRefusal:
     """A party said no *before* it touched its data: the only reply that takes a charge back."""
 
     party: str
@@ -95,7 +95,7 @@ class Lost:
     reason: str
 
 
-Reply = Update | Sums | Refusal | Lost
+Reply = Update | Sums | PartyRefusal | Lost
 
 
 QUESTIONS = (Step.OPEN, Step.ROSTER, Step.SHARES, Step.SURVIVORS, Step.AGREED)
@@ -104,7 +104,7 @@ QUESTIONS = (Step.OPEN, Step.ROSTER, Step.SHARES, Step.SURVIVORS, Step.AGREED)
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Question:
+class StepQuestion:
     """One step of secure aggregation: the bytes for each party that is still in the session.
 
     ``step`` says which of the server's it is. ``identities`` are the Ed25519 keys by which the cohort knows each
@@ -122,7 +122,7 @@ class Question:
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Answer:
+class StepAnswer:
     """What a party says to one step: bytes of the protocol, signed and, where they hold its vector, masked."""
 
     party: str
@@ -208,10 +208,10 @@ class Federation(abc.ABC):
         """The public Ed25519 keys of those of ``cohort`` that can be asked at all."""
         raise PlanRefused(f"{type(self).__name__} carries updates and no masked sums: it has no keys of parties")
 
-    def exchange(self, question: Question) -> Iterable[Answer | Refusal | Lost]:
+    def exchange(self, question: StepQuestion) -> Iterable[StepAnswer | PartyRefusal | Lost]:
         """Hand each party its bytes; one word from each, as they come, until the step's time is over.
 
-        A :class:`Refusal` comes only from a party that was not asked for its masked input yet. A party that is lost at
-        one step is asked nothing at the next one.
+        A :class:`PartyRefusal` comes only from a party that was not asked for its masked input yet. A party that is
+        lost at one step is asked nothing at the next one.
         """
         raise PlanRefused(f"{type(self).__name__} carries updates and no masked sums: it exchanges no letters")

@@ -12,7 +12,7 @@ from typing import Any, final
 
 from quietsum.aggregation import Fold, RobustFold
 from quietsum.errors import QuietsumError
-from quietsum.federation.messages import Lost, Refusal, Reply, Sums, Update
+from quietsum.federation.messages import Lost, PartyRefusal, Reply, Sums, Update
 from quietsum.federation.watch import PartyDropped, Watcher, tell
 from quietsum.validate import positive
 
@@ -25,7 +25,7 @@ log = logging.getLogger("quietsum.federation.round")  # one name for all lines o
 class Replies:
     """Replies as they arrive: folded, left out, or noted as refusals. Each party is heard once.
 
-    Guarantees: nothing that arrives ends the round. What is no reply is left out, and so is whoever sent it.
+    Guarantees: nothing that arrives ends the round. What is no reply is left out, and so is its sender.
     """
 
     def __init__(self, fold: Fold[Any], number: int, cohort: Sequence[str], watchers: Iterable[Watcher]) -> None:
@@ -55,7 +55,7 @@ class Replies:
                     self.folded = self._fold.add(self.folded, reply.party, reply.delta)
                 except Exception as error:
                     self.drop(reply.party, f"its update cannot be used ({type(error).__name__})")
-            case Refusal():
+            case PartyRefusal():
                 self.refused[reply.party] = plain_reason(reply.reason)
             case Lost():
                 self.drop(reply.party, plain_reason(reply.reason))
@@ -63,14 +63,14 @@ class Replies:
 
     def _leave_out(self, reply: object, problem: str) -> None:
         """What came is no reply; whom it names, as far as it names anybody, is not heard a second time."""
-        names = _named_by(reply)
+        names = _names_in(reply)
         if not names:
             log.info("round %d: a reply is left out, %s", self._number, problem)
         self._spoil(names, problem)
 
     def _take_sums(self, reply: Sums) -> None:
         """A sum is taken as a whole or not at all: one party that must not be in it spoils it."""
-        self._spoil(reply.parties, self._merged(reply))
+        self._spoil(reply.parties, self._merge(reply))
 
     def _spoil(self, parties: Iterable[str], problem: str) -> None:
         """Note that ``parties`` were heard, and where there is a ``problem``, that they are left out."""
@@ -82,7 +82,7 @@ class Replies:
             if party in self._cohort:
                 self._heard.add(party)
 
-    def _merged(self, reply: Sums) -> str:
+    def _merge(self, reply: Sums) -> str:
         """Why the sum was not merged; empty where it was."""
         odd = next((party for party in reply.parties if not self._first_word(party)), None)
         if odd is not None:
@@ -108,12 +108,12 @@ class Replies:
         _drop(self._watchers, self._number, party, reason, refunded=refunded)
 
 
-def _named_by(reply: object) -> tuple[str, ...]:
-    """Whom ``reply`` names, as far as that can be told: replies come from elsewhere, and may be anything."""
+def _names_in(reply: object) -> tuple[str, ...]:
+    """Whom ``reply`` names, as far as that can be seen: replies come from elsewhere, and may be anything."""
     named: object = ()
     if isinstance(reply, Sums):
         named = getattr(reply, "parties", ())
-    elif isinstance(reply, Update | Refusal | Lost):
+    elif isinstance(reply, Update | PartyRefusal | Lost):
         named = (getattr(reply, "party", None),)
     return tuple(name for name in (named if isinstance(named, tuple) else ()) if isinstance(name, str))
 
@@ -121,13 +121,13 @@ def _named_by(reply: object) -> tuple[str, ...]:
 def problem_with_reply(reply: object) -> str:
     """Why this is no reply, by its types; empty where it is one."""
     match reply:
-        case Sums(parties=tuple() as parties) if len(_named_by(reply)) == len(parties):
+        case Sums(parties=tuple() as parties) if len(_names_in(reply)) == len(parties):
             return "" if hasattr(reply, "folded") else "it holds no sum"
         case Update(party=str()):
             return "" if hasattr(reply, "delta") else "it holds no update"
-        case Refusal(party=str(), reason=str()) | Lost(party=str(), reason=str()):
+        case PartyRefusal(party=str(), reason=str()) | Lost(party=str(), reason=str()):
             return ""
-        case Sums() | Update() | Refusal() | Lost():
+        case Sums() | Update() | PartyRefusal() | Lost():
             return f"a field of its {type(reply).__name__} has another type"
     return f"it is no reply but of type {type(reply).__name__}"
 
@@ -140,7 +140,7 @@ def _drop(watchers: Iterable[Watcher], number: int, party: str, reason: str, *, 
 def in_time(
     replies: Iterable[Reply], cohort: Sequence[str], deadline: float | None, clock: Callable[[], float]
 ) -> Iterator[Reply]:
-    """Replies until the deadline, by a clock that does not jump; whoever is missing then is lost, not refunded.
+    """Replies until the deadline, by a clock that does not jump; who is missing then is lost, not refunded.
 
     For parties that work at the same time; those that wait for each other are counted one by one
     (:attr:`~quietsum.federation.messages.Federation.counts_deadline`).
@@ -152,9 +152,9 @@ def in_time(
     start = clock()
     heard: set[str] = set()
     for reply in replies:
-        parties = _named_by(reply)
+        parties = _names_in(reply)
         late = clock() - start - limit
-        if late > 0 and not isinstance(reply, Refusal):
+        if late > 0 and not isinstance(reply, PartyRefusal):
             reason = f"its reply came {late:.3g} s after the deadline of {limit:g} s"
             yield from (Lost(party=party, reason=reason) for party in parties)
         else:

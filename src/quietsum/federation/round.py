@@ -5,7 +5,7 @@ then on; the commit is on disk before the new model leaves this function. A cras
 
 What becomes of the replies is one fold (:mod:`quietsum.aggregation`): the mean of those who replied, or, where whole
 clients are protected by noise at the server, the clipped and noised sum over a public denominator. Its noise does not
-depend on who replied, so such a round has a step however many did, and a draw of nobody is a step of noise alone: it
+depend on who replied, so such a round has a step however many did, and an empty draw is a step of noise alone: it
 is never drawn again (rule 9).
 
 With secure aggregation there is no reply to fold: the parties' vectors come masked, and one sum is opened after the
@@ -42,7 +42,7 @@ from quietsum.errors import InvalidParameter, PlanRefused, TooFewParties
 from quietsum.failpoints import reach
 from quietsum.federation.messages import Federation, TrainRequest
 from quietsum.federation.replies import Replies, in_time
-from quietsum.federation.watch import Found, PartyRejected, RoundStarted, Watcher, guarded, tell
+from quietsum.federation.watch import FindingReported, PartyRejected, RoundStarted, Watcher, guard, tell
 from quietsum.mechanisms import QuantileRule
 from quietsum.plan import LARGEST, cohort_of, longest_update, noise_in_update
 from quietsum.privacy import PrivacyUnit
@@ -85,16 +85,16 @@ def run_round(
     detector: Detector | None = None,
 ) -> RoundResult:
     """Round ``number`` of ``run``, from ``state`` to the next. ``own_steps`` and ``trial``: see :func:`fold_of`.
-    ``detector`` looks on, and what it finds is told to the watchers; it changes nothing, and its failure is a warning.
+    ``detector`` looks on, and what it finds is shown to the watchers; it changes nothing, and its failure is a warning.
 
     Guarantees: :class:`~quietsum.errors.BudgetExhausted` comes before any message. Every registered party is charged,
-    whoever is drawn or answers (rules 1 and 2); only the record and person charges of a party that refused before it
+    drawn or not, answering or not (rules 1 and 2); only the record and person charges of a party that refused before it
     touched its data are refunded. Without client-level noise, fewer usable updates than the plan's minimum end in
     :class:`~quietsum.errors.TooFewParties`, charged; with it, only where the plan asks for more than one. A secure
     round without a sum ends in it, too.
     """
     refuse_unmasked(resolved, federation)
-    watchers, plan = guarded(watchers), resolved.plan
+    watchers, plan = guard(watchers), resolved.plan
     registered = tuple(federation.registered())
     fold = None if resolved.secure else fold_of(resolved, number, state, registered, own_steps=own_steps, trial=trial)
     if detector is not None and fold is not None:
@@ -118,7 +118,7 @@ def run_round(
         receipt=receipt, refundable=_refundable(charges, resolved), watchers=watchers,
         deadline=deadline, clock=clock, detector=detector, own_steps=own_steps,
     )  # fmt: skip
-    combined = asked.masked(state, rng, trial) if fold is None else asked.folded(fold, rng)
+    combined = asked.open_sum(state, rng, trial) if fold is None else asked.fold(fold, rng)
     if combined is None:
         return RoundResult(state=state, receipt=receipt, asked=cohort, kept=())
     with np.errstate(over="ignore", invalid="ignore"):
@@ -160,7 +160,7 @@ class _Asked:
     detector: Detector | None = None
     own_steps: bool = False
 
-    def folded(self, fold: Fold[Any], rng: RandomSource) -> Combined | None:
+    def fold(self, fold: Fold[Any], rng: RandomSource) -> Combined | None:
         """What ``fold`` makes of the replies; None where there is no step."""
         number, cohort = self.request.round, self.cohort
         replies = Replies(fold, number, cohort, self.watchers)
@@ -179,7 +179,7 @@ class _Asked:
             charged = "It is charged, except to those who refused before they touched data. "
             raise TooFewParties(
                 f"round {number}: {len(kept)} of {len(cohort)} parties sent a usable update, the plan needs {needed}. "
-                + ("Nobody had touched data, so nothing was charged. " if free else charged)
+                + ("No party had touched data, so nothing was charged. " if free else charged)
                 + "See why with -v, then resume"
             )
         if not kept and fold.needs_updates:  # nobody was drawn, or nothing is there to average: no step
@@ -194,7 +194,7 @@ class _Asked:
         orders = self.resolved.orders(party, self.request.round)
         return (0.0, 0.0) if self.own_steps and orders.client is None else noise_in_update(orders)
 
-    def masked(self, state: ServerState, rng: RandomSource, trial: Trial | None) -> Combined:
+    def open_sum(self, state: ServerState, rng: RandomSource, trial: Trial | None) -> Combined:
         """The step from one masked sum (:mod:`quietsum.federation.secure`), or from those of groups."""
         from quietsum.federation.groups import between
         from quietsum.federation.secure import Session
@@ -232,7 +232,7 @@ def tell_findings(look: Callable[[], list[Finding]], number: int, watchers: Iter
         return
     for finding in found:
         log.info("round %d: %s", number, finding.sentence)
-        tell(watchers, Found(round=number, finding=finding))
+        tell(watchers, FindingReported(round=number, finding=finding))
 
 
 # ------------------------------------------------------------------------------- what the plan asks for
@@ -250,7 +250,7 @@ def fold_of(
     """What round ``number`` does with updates, from public numbers and the bound that ``state`` holds.
 
     A mean leaves out what is longer than the plan allows an honest update to be, which no update of one that follows it
-    is, but for a chance of 1e-9. ``own_steps``: the task trains by code of its own, whose length nobody can state, so
+    is, but for a chance of 1e-9. ``own_steps``: the task trains by code of its own, whose length no one can state, so
     only what no model could hold is left out. ``trial`` is the server's root set, for rules that try updates on it.
     """
     mechanism = resolved.client_mechanism(number, state.clip)
@@ -335,7 +335,7 @@ def refuse_unmasked(resolved: ResolvedPlan, federation: Federation) -> None:
 
 
 def _refuse_seeded(rng: RandomSource, resolved: ResolvedPlan) -> None:
-    """Noise and cohorts that anybody can draw again protect nobody."""
+    """Noise and cohorts that anybody can draw again protect no one."""
     if rng.for_tests and resolved.client_level and not all(facts.public for facts in resolved.parties):
         raise InvalidParameter(
             "rng", "seeded", "cannot protect the clients", "use quietsum.mechanisms.rng.system_randomness()"

@@ -1,6 +1,6 @@
 """A secure round: five questions to each party, one sum, and the charge on disk before anybody is asked to unmask it.
 
-The protocol's server (:class:`quietsum.secagg.Server`) relays and adds up; this drives it over whatever carries bytes
+The protocol's server (:class:`quietsum.secagg.Server`) relays and adds up; this drives it over what carries bytes
 to parties (:class:`~quietsum.federation.messages.Federation`), in process, in worker processes or across machines:
 
     keys → shares → masked inputs → survivors fixed → **ledger.commit** → signatures under the list → unmasking → sum
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, final
 from quietsum.aggregation import Combined
 from quietsum.errors import TooFewParties
 from quietsum.failpoints import reach
-from quietsum.federation.messages import Answer, Federation, Lost, Question, Refusal, TrainRequest
+from quietsum.federation.messages import Federation, Lost, PartyRefusal, StepAnswer, StepQuestion, TrainRequest
 from quietsum.federation.replies import plain_reason
 from quietsum.federation.watch import PartyDropped, PartySilent, Watcher, tell
 from quietsum.party import absent, contribution_of, terms_of
@@ -69,7 +69,7 @@ class Session:
 
     Guarantees: :meth:`run` calls ``commit`` once, after the list of survivors is fixed and before anything of it
     is sent, and also where the session ends earlier. A party that refused before it was asked for its masked input is
-    told to ``refused`` before that. Every party that is lost is told to the watchers with the step and one of
+    given to ``refused`` before that. Every party that is lost is shown to the watchers with the step and one of
     :class:`~quietsum.secagg.Reason`'s values. Nothing that arrives makes this raise anything but
     :class:`~quietsum.errors.TooFewParties`.
     """
@@ -114,47 +114,47 @@ class Session:
             if question is Step.SURVIVORS:
                 self._settle()
             reach(f"secure:{question.name.lower()}")
-            for word in self._exchanged(question, letters):
+            for word in self._exchange(question, letters):
                 self._hear(server, question, word)
             letters = server.advance()
         if not self._committed:
             self._settle()
         self._tell_lost(server)
         if server.outcome is not Outcome.DONE:
-            raise TooFewParties(self._told(server))
+            raise TooFewParties(self._explain(server))
         reach("secure:unmasked")
         how = contribution_of(resolved, request.round)
         if self._between is not None:
-            return self._between.combined(server.sums(), how, request.round)
+            return self._between.combine(server.sums(), how, request.round)
         step = how.step(server.total(), server.survivors)
         return Combined(step=step, kept=server.survivors)
 
     # ---------------------------------------------------------------------------------------------- one step
 
-    def _exchanged(self, question: Step, letters: Mapping[str, bytes]) -> Iterator[Answer | Refusal | Lost]:
+    def _exchange(self, question: Step, letters: Mapping[str, bytes]) -> Iterator[StepAnswer | PartyRefusal | Lost]:
         """What comes back before the step's time is over. A carrier that keeps no time is held to it here."""
         seconds = None
         if self._ends is not None:
             seconds = max(self._ends[question] - (self._clock() - self._begin), 0.001)
         begin = self._clock()
-        asked = Question(
+        asked = StepQuestion(
             request=self._request, step=question, letters=letters, server=self._identity.public,
             identities=self._identities, seconds=seconds,
         )  # fmt: skip
         for word in self._federation.exchange(asked):
-            if seconds is not None and self._clock() - begin > seconds and isinstance(word, Answer):
+            if seconds is not None and self._clock() - begin > seconds and isinstance(word, StepAnswer):
                 yield Lost(party=word.party, reason=f"its answer came after the {seconds:.3g} s of this step")
                 continue
             yield word
 
     def _hear(self, server: Server, question: Step, word: object) -> None:
         match word:
-            case Answer(party=str() as party, content=content):
+            case StepAnswer(party=str() as party, content=content):
                 reason = server.take(party, content)
                 if reason is not None:
                     self._note(party, question, reason, reason.sentence)
                 reach("secure:answer")
-            case Refusal(party=str() as party, reason=str() as words):
+            case PartyRefusal(party=str() as party, reason=str() as words):
                 if question in _TOUCHED:  # its data may have been looked at: no word takes the charge back
                     self._note(party, question, Reason.NO_ANSWER, f"it refused: {words}")
                 elif party in self._cohort:
@@ -199,8 +199,8 @@ class Session:
                 )  # fmt: skip
             tell(self._watchers, told)
 
-    def _told(self, server: Server) -> str:
-        """What a person is told of a session without a sum."""
+    def _explain(self, server: Server) -> str:
+        """What a person reads of a session without a sum."""
         assert server.outcome is not None
         there, every = len(self._cohort) - len(server.lost), len(self._cohort)
         each = " of each group" if self._between is not None else ""
@@ -209,6 +209,6 @@ class Session:
         return (
             f"round {self._request.round}: {server.outcome.sentence}; {there} of {every} parties were left, the plan "
             f"needs {server.terms.need}{each}. "
-            + ("Nobody had touched data, so nothing was charged. " if free else charged)
+            + ("No party had touched data, so nothing was charged. " if free else charged)
             + "See why with -v, then resume"
         )

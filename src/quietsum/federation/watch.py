@@ -1,4 +1,4 @@
-"""What happens in a run, for whoever watches: the live line, the log, the run's own database.
+"""What happens in a run, for those who watch: the live line, the log, the run's own database.
 
 A watcher sees everything the operator may see. Events that say who took part are marked ``operator_only``; they never
 enter a report for recipients or an exported ledger.
@@ -17,7 +17,7 @@ from quietsum.privacy import Guarantee
 log = logging.getLogger(__name__)
 
 __all__ = [
-    "Found",
+    "FindingReported",
     "GroupJudged",
     "PartyDropped",
     "PartyRejected",
@@ -28,9 +28,9 @@ __all__ = [
     "RunFinished",
     "RunStarted",
     "Watcher",
-    "guarded",
+    "event_to_dict",
+    "guard",
     "tell",
-    "to_dict",
 ]
 
 
@@ -111,7 +111,7 @@ class PartyRejected(RunEvent):
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Found(RunEvent):
+class FindingReported(RunEvent):
     """A detector has measured something beyond its threshold. That is a measurement, and no verdict."""
 
     kind: ClassVar[str] = "finding"
@@ -161,9 +161,9 @@ class RoundFinished(RunEvent):
     """A new model, with its metrics and what has been spent so far if the schedule runs as planned.
 
     ``spent`` tells by its size who has refused, since a refusal takes a charge back; ``reserved`` is the same as if
-    nobody had, and what others than the operator may see. ``limits`` holds the plan's own ε by unit, ``clip`` the bound
-    of the next round where it adapts, ``rejected`` whom the robust rule left out, ``step_norm`` how far the model has
-    moved.
+    no party had, and what others than the operator may see. ``limits`` holds the plan's own ε by unit, ``clip`` the
+    bound of the next round where it adapts, ``rejected`` whom the robust rule left out, ``step_norm`` how far the model
+    has moved.
     """
 
     kind: ClassVar[str] = "round-finished"
@@ -194,7 +194,7 @@ class RunFinished(RunEvent):
 
 
 class Watcher(Protocol):
-    """Whatever looks on. It may keep and show, never steer."""
+    """What looks on. It may keep and show, never steer."""
 
     def saw(self, event: RunEvent) -> None:
         """Take note of ``event``."""
@@ -202,7 +202,7 @@ class Watcher(Protocol):
 
 
 @final
-class Guarded:
+class GuardedWatcher:
     """A watcher that cannot end a round: what it raises is a warning, once, and then it is left alone.
 
     Guarantees (rule 22): nothing optional stands between a reservation and its release. Only a person who breaks the
@@ -231,9 +231,9 @@ class Guarded:
             raise self._left
 
 
-def guarded(watchers: Iterable[Watcher]) -> tuple[Guarded, ...]:
+def guard(watchers: Iterable[Watcher]) -> tuple[GuardedWatcher, ...]:
     """Each of the ``watchers``, so that it cannot end a round."""
-    return tuple(watcher if isinstance(watcher, Guarded) else Guarded(watcher) for watcher in watchers)
+    return tuple(watcher if isinstance(watcher, GuardedWatcher) else GuardedWatcher(watcher) for watcher in watchers)
 
 
 def tell(watchers: Iterable[Watcher], event: RunEvent) -> None:
@@ -242,7 +242,7 @@ def tell(watchers: Iterable[Watcher], event: RunEvent) -> None:
         watcher.saw(event)
 
 
-def to_dict(event: RunEvent) -> dict[str, Any]:
+def event_to_dict(event: RunEvent) -> dict[str, Any]:
     """``event`` as JSON-ready values."""
     values: dict[str, Any] = {"event": event.kind}
     for field in dataclasses.fields(event):

@@ -35,7 +35,15 @@ from quietsum.alerts import (
 )
 from quietsum.defence import Finding
 from quietsum.errors import BudgetExhausted, InvalidParameter, LedgerBroken, QuietsumError
-from quietsum.federation import Found, PartyDropped, RoundFinished, RoundStarted, RunEvent, RunFinished, RunStarted
+from quietsum.federation import (
+    FindingReported,
+    PartyDropped,
+    RoundFinished,
+    RoundStarted,
+    RunEvent,
+    RunFinished,
+    RunStarted,
+)
 from quietsum.ledger import Book, Ledger, ledger_exists
 from quietsum.runs.folder import Workspace
 from quietsum.runs.record import Recorder
@@ -100,7 +108,7 @@ class AlertWatcher:
                 self._finish(event)
             case RunFinished():
                 self._end(event)
-            case Found():
+            case FindingReported():
                 self._kept_back.append(self._alert_of(event.finding))
 
     def fail(self, error: BaseException) -> None:

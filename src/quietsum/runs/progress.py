@@ -14,14 +14,14 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, TextIO, final
 
 from quietsum.federation import (
-    Found,
+    FindingReported,
     GroupJudged,
     PartyDropped,
     RoundFinished,
     RunEvent,
     RunFinished,
     RunStarted,
-    to_dict,
+    event_to_dict,
 )
 from quietsum.files import no_room
 from quietsum.privacy import Guarantee
@@ -162,7 +162,7 @@ class Progress:
             case GroupJudged():
                 kept, seen = self._groups or (0, 0)
                 self._groups = kept + event.kept, seen + 1
-            case Found():
+            case FindingReported():
                 self._found += 1
             case RoundFinished():
                 self._round(event)
@@ -248,7 +248,7 @@ class EventLines:
     def saw(self, event: RunEvent) -> None:
         """Append it."""
         try:
-            self._file.write(json.dumps(_plain(to_dict(event)), allow_nan=False) + "\n")
+            self._file.write(json.dumps(_plain(event_to_dict(event)), allow_nan=False) + "\n")
             self._file.flush()
         except BrokenPipeError:
             raise

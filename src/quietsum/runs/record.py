@@ -20,7 +20,7 @@ from quietsum.databases import for_reading
 from quietsum.defence import Finding
 from quietsum.errors import CorruptState, printable
 from quietsum.federation import (
-    Found,
+    FindingReported,
     GroupJudged,
     PartyDropped,
     PartyRejected,
@@ -128,7 +128,7 @@ class Recorder:
                     f"INSERT INTO judged_groups VALUES ({', '.join('?' * 9)})", event.round, self._attempt, event.group,
                     int(event.kept), event.rule, event.reason, *(json.dumps(text, sort_keys=True) for text in texts),
                 )  # fmt: skip
-            case Found():
+            case FindingReported():
                 one = event.finding
                 self._later(
                     f"INSERT INTO findings VALUES ({', '.join('?' * 13)})", one.round, self._attempt, one.time,

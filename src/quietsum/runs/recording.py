@@ -16,13 +16,13 @@ from typing import Self, TextIO, final
 
 from quietsum.errors import CorruptState
 from quietsum.federation import (
-    Guarded,
+    GuardedWatcher,
     RoundFinished,
     RunEvent,
     RunFinished,
     RunStarted,
     Watcher,
-    guarded,
+    guard,
 )
 from quietsum.ledger import check_rows
 from quietsum.party import dataset_readers
@@ -63,13 +63,13 @@ class Recording:
     def __init__(self, alerts: AlertWatcher, tracker: MlflowWatcher | None, *, warn: Callable[[str], object]) -> None:
         self.alerts, self.warn = alerts, warn
         self._tracker = tracker
-        self._watchers: list[Guarded] = []
+        self._watchers: list[GuardedWatcher] = []
         self._files = contextlib.ExitStack()
 
     @contextlib.contextmanager
     def show(self, watchers: Iterable[Watcher] = ()) -> Iterator[Self]:
         """Show the run to ``watchers``, too, and close its files at the end; an error that ends it may be an alert."""
-        self._watchers = [*guarded(watchers)]
+        self._watchers = [*guard(watchers)]
         with self._files:
             try:
                 yield self
@@ -90,7 +90,7 @@ class Recording:
             self._tracker.open(folder)
             kept.append(self._tracker)
         self.alerts.open(recorder, self._tracker)
-        self._watchers += guarded([*kept, self.alerts])  # alerts last: they come behind what happened
+        self._watchers += guard([*kept, self.alerts])  # alerts last: they come behind what happened
 
     def saw(self, event: RunEvent) -> None:
         """Pass ``event`` on. A reader that has left is reported between two rounds, where nothing is reserved."""

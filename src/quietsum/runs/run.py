@@ -31,7 +31,7 @@ from quietsum.errors import (
 from quietsum.failpoints import reach
 from quietsum.federation import (
     Federation,
-    Guarded,
+    GuardedWatcher,
     LocalFederation,
     RoundFinished,
     RunFinished,
@@ -39,7 +39,7 @@ from quietsum.federation import (
     Watcher,
     first_state,
     group_name,
-    guarded,
+    guard,
     refuse_drill,
     refuse_unmasked,
     run_round,
@@ -129,7 +129,7 @@ def start(
             if opened is not None:
                 opened(folder)
             with _federation(federation, task, resolved, workers) as parties:
-                return _go_on(first, folder, task, resolved, ledger, history, parties, rng, guarded(watchers))
+                return _go_on(first, folder, task, resolved, ledger, history, parties, rng, guard(watchers))
 
 
 def resume_run(
@@ -187,7 +187,7 @@ def resume_run(
         if opened is not None:
             opened(folder)
         with _federation(federation, task, resolved, workers) as parties:
-            return _go_on(last, folder, task, resolved, ledger, history, parties, rng, guarded(watchers))
+            return _go_on(last, folder, task, resolved, ledger, history, parties, rng, guard(watchers))
 
 
 def _of_parties(resolved: ResolvedPlan, state: ServerState) -> tuple[str, ...]:
@@ -298,7 +298,7 @@ def _go_on(
     history: RunHistory,
     federation: Federation,
     rng: RandomSource | None,
-    watchers: tuple[Guarded, ...],
+    watchers: tuple[GuardedWatcher, ...],
 ) -> RunResult:
     rng = rng or system_randomness()
     plan, state, done = resolved.plan, last.state, last.round

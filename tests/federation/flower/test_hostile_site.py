@@ -35,7 +35,7 @@ class Scene:
     """A SuperLink with two registered sites, both online, whose every call a test makes by hand."""
 
     def __init__(self, folder: Path, link: SuperLink, carrier: FlowerTransport) -> None:
-        tls = flwr_calls.trust((folder / "ca.crt").read_text())
+        tls = flwr_calls.trust_keys((folder / "ca.crt").read_text())
         self.link, self.carrier, self.folder = link, carrier, folder
         self.alice, self.mallory = (
             NodeEnd(link.address, read_node_key(folder / f"{name}.key"), tls) for name in ("alice", "mallory")

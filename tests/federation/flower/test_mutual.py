@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from federation.flower.trial import collect, transport, until
 from quietsum.cli.app import app
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.federation.flower.flwr_calls import show_certificate, trust
+from quietsum.federation.flower.flwr_calls import show_certificate, trust_keys
 from quietsum.federation.flower.node import serve_node
 from quietsum.federation.flower.superlink import SuperLink
 from quietsum.identity.certificates import Credentials, check_server, make_authority, make_client, read_certificates
@@ -98,7 +98,7 @@ def test_a_site_without_one_of_the_right_authority_is_not(
 
 @pytest.mark.slow
 def test_not_a_byte_of_a_stranger_is_looked_at(link: SuperLink, keys: Path) -> None:
-    tls = trust((keys / "ca.crt").read_text())
+    tls = trust_keys((keys / "ca.crt").read_text())
     with (
         socket.create_connection(("127.0.0.1", link.port), timeout=300) as plain,
         tls.wrap_socket(plain, server_hostname="localhost") as stranger,
@@ -124,7 +124,7 @@ def test_the_holder_of_a_sites_certificate_cannot_pass_for_the_server(keys: Path
 
     thread = threading.Thread(target=serve)
     thread.start()
-    client = trust((keys / "ca.crt").read_text())
+    client = trust_keys((keys / "ca.crt").read_text())
     client.check_hostname = False  # it names no host either
     with pytest.raises(ssl.SSLCertVerificationError, match="purpose"):
         client.wrap_socket(theirs, server_hostname="localhost")

@@ -92,7 +92,7 @@ class CheckedClients:
         arrives[np.arange(count) % 4 != 1] = 1
         return updates, sizes + 1, arrives
 
-    def _folded(self, batch: Batch) -> tuple[Fold[Any], Any]:
+    def _fold(self, batch: Batch) -> tuple[Fold[Any], Any]:
         """What a round does with such replies: some folded together elsewhere, some singly, merged, none lost."""
         updates, sizes, arrives = batch
         names = [f"client-{index}" for index in range(len(updates))]
@@ -107,9 +107,9 @@ class CheckedClients:
                 state = fold.add(state, names[index], updates[index])
         return fold, fold.merge(state, elsewhere)
 
-    def _released(self, batch: Batch, rng: RandomSource) -> tuple[Floats, int]:
+    def _release(self, batch: Batch, rng: RandomSource) -> tuple[Floats, int]:
         """The step times the public denominator, and the count in halves that the next bound betrays."""
-        fold, state = self._folded(batch)
+        fold, state = self._fold(batch)
         combined = fold.finish(state, rng)
         rule = self._claim.adaptive
         halves = 0 if rule is None else self._read(rule, combined.clip)
@@ -127,23 +127,23 @@ class CheckedClients:
 
     def deterministic(self, batch: Batch) -> Floats:
         """The release with silent noise."""
-        total, halves = self._released(batch, Silent())
-        return self._joined(total, halves / 2 * self._weight)
+        total, halves = self._release(batch, Silent())
+        return self._append_count(total, halves / 2 * self._weight)
 
     def release(self, batch: Batch) -> Floats:
         """Sum and count, with their noise."""
-        total, seen = self._released(batch, self._rng)
+        total, seen = self._release(batch, self._rng)
         if self._claim.adaptive is None:
             return total
-        _, halves = self._released(batch, Silent())
+        _, halves = self._release(batch, Silent())
         score = float(self._scores(np.array([seen - halves], dtype=np.int64))[0])
-        return self._joined(total, halves / 2 * self._weight + self._noise * score)
+        return self._append_count(total, halves / 2 * self._weight + self._noise * score)
 
-    def _joined(self, total: Floats, count: float) -> Floats:
+    def _append_count(self, total: Floats, count: float) -> Floats:
         return total if self._claim.adaptive is None else np.append(total, count)
 
     def noise(self) -> Floats:
-        """The release of a round in which nobody replied."""
+        """The release of a round in which no client replied."""
         return self.release(self._rows.draw(0, self._rng))
 
     def beside(self, draws: int) -> Floats:
@@ -151,7 +151,7 @@ class CheckedClients:
         if self._claim.adaptive is None:
             return np.empty(0)
         nobody = self._rows.draw(0, self._rng)
-        halves = [self._released(nobody, self._rng)[1] for _ in range(draws)]
+        halves = [self._release(nobody, self._rng)[1] for _ in range(draws)]
         return self._scores(np.array(halves, dtype=np.int64))
 
     def _scores(self, halves: NDArray[np.int64]) -> Floats:
@@ -168,7 +168,7 @@ class CheckedClients:
         return self._sampling.draw(population, self._rng)
 
     def run(self, batches: Sequence[Batch]) -> Outcome:
-        """One charge and one release for each cohort; one of nobody is a step of noise."""
+        """One charge and one release for each cohort; an empty one is a step of noise."""
         self._charged += len(batches)
         return Outcome(releases=tuple(self.release(batch) for batch in batches), charged=self._charged)
 
@@ -209,4 +209,4 @@ class CheckedClients:
             if arrives and np.isfinite(length):
                 total += update * min(1.0, bound / length) if length > 0 else 0.0
                 within += 0.5 if length <= bound else -0.5
-        return self._joined(total, within * self._weight)
+        return self._append_count(total, within * self._weight)

@@ -81,7 +81,7 @@ class CheckedShares:
             ]
         return [*rows, *np.zeros((max(0, honest - len(rows)), self._claim.dimension))]
 
-    def _opened(self, parts: Sequence[NDArray[np.int64]]) -> Floats:
+    def _open(self, parts: Sequence[NDArray[np.int64]]) -> Floats:
         """The sum as secure aggregation opens it: modulo 2³², then centred; one beyond the ring, as it is."""
         if len(parts) * self._wide.largest >= 1 << 31:
             return self._claim.decode(np.stack(parts).sum(axis=0))
@@ -94,13 +94,13 @@ class CheckedShares:
 
     def deterministic(self, batch: Batch) -> Floats:
         """The opened sum without noise, clients rounded to the nearest integer."""
-        return self._opened([self._wide.round_to_grid(vector, Silent()) for vector in self._vectors(batch)])
+        return self._open([self._wide.round_to_grid(vector, Silent()) for vector in self._vectors(batch)])
 
     def release(self, batch: Batch) -> Floats:
         """The opened sum, less what colluders know."""
         vectors, honest = self._vectors(batch), self._claim.honest
         shares = [self._share(self._wide, party, vector, self._rng) for party, vector in enumerate(vectors[:honest])]
-        return self._opened([*shares, *(self._wide.round_to_grid(vector, self._rng) for vector in vectors[honest:])])
+        return self._open([*shares, *(self._wide.round_to_grid(vector, self._rng) for vector in vectors[honest:])])
 
     def noise(self) -> Floats:
         """The opened sum of parties that have nothing to send."""

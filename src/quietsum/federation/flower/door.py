@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, final
 if TYPE_CHECKING:
     import uvicorn
 
-__all__ = ["ADMIT", "Door", "DoorLimits", "Guest", "bound_protocol", "serve", "server_side"]
+__all__ = ["ADMIT", "Door", "DoorLimits", "Guest", "bound_protocol", "serve_door", "server_side"]
 
 ADMIT = "quietsum.admit"
 """In a request's scope: what the gate calls with a name once it knows whose connection this is."""
@@ -342,7 +342,7 @@ def bound_protocol(limits: DoorLimits) -> type[asyncio.Protocol]:
     return Bounded
 
 
-def serve(
+def serve_door(
     config: uvicorn.Config,
     places: Sequence[tuple[socket.socket, ssl.SSLContext | None, str | None]],
     *,

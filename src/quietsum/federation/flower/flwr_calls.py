@@ -57,7 +57,7 @@ __all__ = [
     "pin",
     "read_length",
     "show_certificate",
-    "trust",
+    "trust_keys",
     "url_of",
 ]
 
@@ -119,7 +119,7 @@ class Access:
     certificate: str = dataclasses.field(default="", repr=False)
 
 
-def trust(root_certificate: str) -> ssl.SSLContext:
+def trust_keys(root_certificate: str) -> ssl.SSLContext:
     """TLS towards a server whose certificate one of these PEM authorities signed; the system's are not asked."""
     return ssl.create_default_context(cadata=root_certificate)
 

@@ -22,7 +22,7 @@ from flwr.supercore.logger import FLOWER_LOGGER
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
 from quietsum.federation.flower.childlog import speak_plainly, watch_length
-from quietsum.federation.flower.door import serve, server_side
+from quietsum.federation.flower.door import serve_door, server_side
 from quietsum.federation.flower.flwr_calls import SUPERLINK_NODE
 from quietsum.federation.flower.gate import DISK_FLOOR, FrontGate
 from quietsum.federation.flower.replies import objection
@@ -125,7 +125,7 @@ def serve_superlink(
     if config.ssl_certfile and config.ssl_keyfile:
         theirs = server_side(config.ssl_certfile, config.ssl_keyfile, clients=clients)
         ours = server_side(config.ssl_certfile, config.ssl_keyfile)
-    serve(
+    serve_door(
         uvicorn.Config(
             gate,
             loop="asyncio",

@@ -294,10 +294,10 @@ def _show(tls: ssl.SSLContext, certificate: Path, key: EllipticCurvePrivateKey) 
 
 
 def _trust(root_certificate: Path) -> ssl.SSLContext:
-    from quietsum.federation.flower.flwr_calls import trust
+    from quietsum.federation.flower.flwr_calls import trust_keys
 
     try:
-        return trust(root_certificate.read_text(encoding="ascii"))
+        return trust_keys(root_certificate.read_text(encoding="ascii"))
     except (OSError, ValueError) as problem:
         raise InvalidParameter(
             "root_certificate", str(root_certificate), f"cannot be used ({problem})", "it is ca.crt, a PEM file"

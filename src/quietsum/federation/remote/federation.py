@@ -21,7 +21,16 @@ from quietsum import wire
 from quietsum.aggregation import Fold
 from quietsum.errors import CorruptState, LedgerBroken, PlanRefused, QuietsumError, TooFewParties
 from quietsum.failpoints import reach
-from quietsum.federation.messages import Answer, Federation, Lost, Question, Refusal, Reply, TrainRequest, Update
+from quietsum.federation.messages import (
+    Federation,
+    Lost,
+    PartyRefusal,
+    Reply,
+    StepAnswer,
+    StepQuestion,
+    TrainRequest,
+    Update,
+)
 from quietsum.federation.remote.sites import ABSENT, NAP, NodeAccepts, Received, SentLetter, Sites, reason_in
 from quietsum.federation.remote.transport import Transport
 from quietsum.federation.secure import ends_of_steps
@@ -46,7 +55,7 @@ DEADLINE = 600.0
 """Seconds that a round may take where the plan states no deadline: across machines it must end some time."""
 _FAREWELL = 5.0
 
-_Word = Update | Answer | Refusal | Lost
+_Word = Update | StepAnswer | PartyRefusal | Lost
 """What ends one request to a site."""
 
 
@@ -71,7 +80,7 @@ class _Asking:
 
     request: TrainRequest
     expected: Mapping[str, str]
-    question: Question | None = None
+    question: StepQuestion | None = None
     peers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     requests: list[str] = dataclasses.field(default_factory=list)
 
@@ -139,7 +148,7 @@ class RemoteFederation(Federation):
                 self._send_next(None, name, left)
             for received in sites.receive(min(NAP, left)):
                 reply = self._judge(received)
-                if isinstance(reply, Refusal | Lost):
+                if isinstance(reply, PartyRefusal | Lost):
                     refused[reply.party] = reply.reason
         sites.forget("enrol")  # a round begins with it again
         for name, reason in refused.items():
@@ -147,7 +156,7 @@ class RemoteFederation(Federation):
         missing = [name for name in names if name not in refused and not sites.is_enrolled(name)]
         for name in missing:
             log.warning("site %s is not there; the rounds go on without it until it comes", name)
-        there, needed = len(names) - len(missing) - len(refused), _needed(resolved)
+        there, needed = len(names) - len(missing) - len(refused), _count_needed(resolved)
         if there < needed:
             reasons = [f"{name} refuses: {reason}" for name, reason in refused.items()]
             reasons += [f"not there: {', '.join(missing[:8])}"] if missing else []
@@ -167,7 +176,7 @@ class RemoteFederation(Federation):
                     "federation.split = 'natural' with a task that knows its sites, or run it with --on local"
                 )
             if self._roster is not None and facts.name not in self._roster:
-                known = ", ".join(sorted(self._roster)) or "nobody"
+                known = ", ".join(sorted(self._roster)) or "no party"
                 raise PlanRefused(
                     f"party {facts.name!r} is not in the roster, which knows {known}; add it: quietsum keys add"
                 )
@@ -182,7 +191,7 @@ class RemoteFederation(Federation):
         part in it.
         """
         sites = self._here.sites
-        names, needed = sites.parties, _needed(self._here.resolved)
+        names, needed = sites.parties, _count_needed(self._here.resolved)
         end = self._clock() + self._patience
         while (there := sites.count_connected()) < needed:
             left = end - self._clock()
@@ -212,7 +221,7 @@ class RemoteFederation(Federation):
         except LedgerBroken:
             raise
         except QuietsumError as error:
-            log.info("the sites could not all be told that the run has ended: %s", error)
+            log.info("not every site has heard that the run has ended: %s", error)
 
     def close(self) -> None:
         """Let go of the carrier."""
@@ -236,10 +245,10 @@ class RemoteFederation(Federation):
     def ask(self, request: TrainRequest, cohort: Sequence[str], fold: Fold[Any]) -> Iterator[Reply]:
         """One reply a site, as they arrive; those that are missing at the deadline, or stay away, are lost."""
         limit = self._here.resolved.plan.federation.deadline or DEADLINE
-        asking = _Asking(request, {name: self._expected(name, request.round) for name in cohort})
+        asking = _Asking(request, {name: self._expect(name, request.round) for name in cohort})
         late = f"it had not replied by the deadline of {limit:g} s"
         for reply in self._collect(asking, cohort, self._clock() + limit, late):
-            if not isinstance(reply, Answer):
+            if not isinstance(reply, StepAnswer):
                 yield reply
 
     def _collect(self, asking: _Asking, cohort: Iterable[str], end: float, late: str) -> Iterator[_Word]:
@@ -254,7 +263,7 @@ class RemoteFederation(Federation):
                     yield Lost(party=name, reason=f"it was not connected for {ABSENT:g} s")
                 for name in list(waiting):
                     self._send_next(asking, name, left)
-                for name in [one for one in self._uncertified() if sites.knows(one) and one not in invited]:
+                for name in [one for one in self._list_uncertified() if sites.knows(one) and one not in invited]:
                     invited.add(name)  # it came when the round had begun, and takes part from the next one on
                     self._send_next(None, name, left)
                 reach("remote:waiting")
@@ -271,7 +280,7 @@ class RemoteFederation(Federation):
 
     # --------------------------------------------------------------------------------------- secure rounds
 
-    def _uncertified(self) -> list[str]:
+    def _list_uncertified(self) -> list[str]:
         """Sites without a known certificate, in a plan that needs one."""
         if self._here.resolved.secure is None:
             return []
@@ -281,7 +290,7 @@ class RemoteFederation(Federation):
         """The keys of the sites that have come, by the certificates of their ledgers."""
         return {name: key_in(self._certificates[name], name)[0] for name in cohort if name in self._certificates}
 
-    def exchange(self, question: Question) -> Iterator[Answer | Refusal | Lost]:
+    def exchange(self, question: StepQuestion) -> Iterator[StepAnswer | PartyRefusal | Lost]:
         """One word a site, as they arrive. The round's deadline is divided over its steps.
 
         A step that went astray is sent again, since a site answers the same bytes with the same bytes.
@@ -296,19 +305,19 @@ class RemoteFederation(Federation):
         yield from (Lost(party=name, reason="it has not come to this run") for name in strangers)
         asking = _Asking(
             request,
-            {name: self._expected(name, request.round) for name in question.letters},
+            {name: self._expect(name, request.round) for name in question.letters},
             question=question,
             peers={name: self._certificates.get(name) for name in question.identities},
         )
         late = f"it had not replied within the {end - self._clock():.3g} s of this step"
         there = [name for name in question.letters if name not in strangers]
         for reply in self._collect(asking, there, end, late):
-            if isinstance(reply, Answer | Refusal | Lost):
+            if isinstance(reply, StepAnswer | PartyRefusal | Lost):
                 yield reply
 
     # ------------------------------------------------------------------------------------------------- letters
 
-    def _expected(self, party: str, number: int) -> str:
+    def _expect(self, party: str, number: int) -> str:
         return charges_digest(site_charges(self._here.resolved, party, number))
 
     def _send_next(self, asking: _Asking | None, name: str, lasting: float) -> None:
@@ -336,7 +345,9 @@ class RemoteFederation(Federation):
             self._post_step(asking, asking.question, body, name, lasting)
         reach("remote:requested")
 
-    def _post_step(self, asking: _Asking, question: Question, body: dict[str, Any], name: str, lasting: float) -> None:
+    def _post_step(
+        self, asking: _Asking, question: StepQuestion, body: dict[str, Any], name: str, lasting: float
+    ) -> None:
         """The first step names the model and all certificates; the model goes along where inputs are asked for."""
         body["step"] = question.step.name.lower()
         if question.step is Step.OPEN:
@@ -365,7 +376,7 @@ class RemoteFederation(Federation):
         if letter.kind == "refused":
             if asking is not None and asking.question is None and asking.times_asked(party) > (sent.kind == "train"):
                 return Lost(party=party, reason=f"asked a second time, it refused: {reason_in(letter)}")
-            return Refusal(party=party, reason=reason_in(letter))
+            return PartyRefusal(party=party, reason=reason_in(letter))
         if letter.kind == "lost":
             return Lost(party=party, reason=reason_in(letter))
         if sent.kind == "enrol" and letter.kind == "enrolled":
@@ -385,18 +396,18 @@ class RemoteFederation(Federation):
         request, body = asking.request, letter.body
         if (body.get("round"), body.get("attempt")) != (request.round, request.attempt) or letter.vector is None:
             raise wire.UnreadableLetter("it is not about this round")
-        if _charged(letter) != asking.expected[party]:
+        if _read_charges(letter) != asking.expected[party]:
             raise wire.UnreadableLetter("it charged other events than the plan says")
         return Update(party=party, delta=letter.vector)
 
-    def _answer(self, letter: wire.Letter, party: str, asking: _Asking, question: Question) -> Answer:
+    def _answer(self, letter: wire.Letter, party: str, asking: _Asking, question: StepQuestion) -> StepAnswer:
         request, body = asking.request, letter.body
         told = body.get("round"), body.get("attempt"), body.get("step")
         if told != (request.round, request.attempt, question.step.name.lower()) or not letter.payload:
             raise wire.UnreadableLetter("it is not about this step")
-        if question.step is Step.SHARES and _charged(letter) != asking.expected[party]:
+        if question.step is Step.SHARES and _read_charges(letter) != asking.expected[party]:
             raise wire.UnreadableLetter("it charged other events than the plan says")
-        return Answer(party=party, content=letter.payload)
+        return StepAnswer(party=party, content=letter.payload)
 
     def _certify(self, letter: wire.Letter, party: str) -> None:
         """Keep by which key the site is known in secure rounds, if its own ledger says so."""
@@ -412,14 +423,14 @@ class RemoteFederation(Federation):
 
     def _check_enrolment(self, letter: wire.Letter, party: str) -> None:
         """A site that pays for the whole plan when it enrols has charged what the plan says, amplified or not."""
-        resolved, charged = self._here.resolved, _charged(letter)
+        resolved, charged = self._here.resolved, _read_charges(letter)
         if charged not in {
             charges_digest(enrolment_charges(resolved, party, trusting=trust)) for trust in (True, False)
         }:
             raise wire.UnreadableLetter("it enrolled with other events than the plan says")
 
 
-def _needed(resolved: ResolvedPlan) -> int:
+def _count_needed(resolved: ResolvedPlan) -> int:
     """How many sites a round needs to be worth its charge."""
     secure = resolved.secure
     least = 0 if secure is None else max(secure.floor, secure.parameters.threshold)
@@ -428,7 +439,7 @@ def _needed(resolved: ResolvedPlan) -> int:
     return max(resolved.plan.federation.minimum_parties, least)
 
 
-def _charged(letter: wire.Letter) -> str:
+def _read_charges(letter: wire.Letter) -> str:
     """The digest of the charges that a site says it has written down."""
     try:
         return charges_digest([Charge.from_dict(values) for values in letter.body["charges"]])

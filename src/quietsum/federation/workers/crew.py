@@ -3,12 +3,12 @@
 A worker is a fresh interpreter, since a process that has loaded torch must not be forked. It makes the task once, from
 its name in the plan, and is then a :class:`~quietsum.federation.local.LocalFederation` of its own: it gets the model
 and the names of some clients, trains them side by side where it can, and returns one sum with the names that are in
-it. Messages travel as pickles through the pipes of the process: nobody else can write there.
+it. Messages travel as pickles through the pipes of the process: no other can write there.
 
-Whatever happens to a worker, the round goes on, and nobody is lost with another. When a worker died, hung or answered
+If a worker fails, the round goes on, and no client is lost with another. When a worker died, hung or answered
 nonsense, nothing of its piece had left it: it is ended, a new one takes its place, and its clients are asked again one
 at a time. Who fails once more, in a process that had worked for others before, is asked a last time in one that has
-not. So a client is given up only for what happens in a process that has worked for nobody else; its data may have been
+not. So a client is given up only for what happens in a process that has worked for no other; its data may have been
 touched, so it stays charged, and where anything is promised noise alone leaves in its name. Were a whole piece lost
 with one client, this client would move the sum by many clipped updates, and the noise is made for one. For the same
 reason the deadline of the plan is counted for each client alone.
@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING, Any, Self, cast, final
 from quietsum.aggregation import Fold
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.federation.local import fates, too_late
-from quietsum.federation.messages import Federation, Lost, Refusal, Reply, Sums, TrainRequest, Update
-from quietsum.federation.workers.worker import Answer, Piece, Ready, Worker, end
+from quietsum.federation.messages import Federation, Lost, PartyRefusal, Reply, Sums, TrainRequest, Update
+from quietsum.federation.workers.worker import Piece, Ready, Worker, WorkerAnswer, end
 from quietsum.mechanisms import system_randomness
 from quietsum.party import on_no_rows, release
 from quietsum.validate import positive, whole_number
@@ -65,10 +65,10 @@ def _end_all(processes: list[subprocess.Popen[bytes]]) -> None:
 class Crew(Federation):
     """The parties of a resolved plan, in ``workers`` processes.
 
-    Guarantees: every party of a cohort has one reply, whatever becomes of a worker, and whether it is an update depends
+    Guarantees: every party of a cohort has one reply, also if a worker fails, and whether it is an update depends
     on that party alone. No request is answered twice, also where a worker was replaced in between: a party is asked
     again only when the process that had begun its work is gone and had answered nothing, at most twice. Where the plan
-    promises anything, one whose work ends its worker is not told from others: it has released noise alone.
+    promises anything, one whose work ends its worker looks like others: it has released noise alone.
     Workers draw noise and batches from the operating system themselves; no randomness travels.
 
     A round in which no worker can be started any more, or hundreds had to be replaced, is an error: it is charged, and
@@ -88,7 +88,7 @@ class Crew(Federation):
         self._patience = positive("patience", patience, "seconds for one piece of work")
         self._deadline = resolved.plan.federation.deadline or math.inf
         self._wanted = whole_number("workers", workers, 1)
-        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[WorkerAnswer] = queue.SimpleQueue()
         self._workers: list[Worker] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._end = weakref.finalize(self, _end_all, self._processes)
@@ -167,7 +167,7 @@ class Crew(Federation):
             yield tuple(names[start : start + size])
 
     def _give(self) -> None:
-        """Work for whoever is idle; a last attempt is for a process that has worked for nobody."""
+        """Work for those that are idle; a last attempt is for a process that has not worked yet."""
         for worker in tuple(self._workers):
             if worker.busy:
                 continue
@@ -186,7 +186,7 @@ class Crew(Federation):
         try:
             answer = self._answers.get(timeout=max(limits[worker] - time.monotonic(), 0.001))
         except queue.Empty:
-            answer = Answer(worker=worker, problem=self._silence(worker))
+            answer = WorkerAnswer(worker=worker, problem=self._silence(worker))
         worker, piece = answer.worker, answer.worker.piece
         if worker not in self._workers:
             return  # it was dismissed before this answer came
@@ -201,16 +201,16 @@ class Crew(Federation):
             self._replaced += 1
             if worker.ready:  # one that never got ready is not tried again in this round
                 self._fill()
-            if piece is not None and not self._asked_again(piece, alone=worker.pieces == 1):
+            if piece is not None and not self._ask_again(piece, alone=worker.pieces == 1):
                 if self._without_data(piece, problem):
                     return
-                yield from (self._given_up(name, piece, problem) for name in piece.parties)
+                yield from (self._give_up(name, piece, problem) for name in piece.parties)
             return
         worker.piece, worker.ready = None, True
         if piece is not None:
             yield from cast(list[Reply], answer.value)
 
-    def _asked_again(self, piece: Piece, *, alone: bool) -> bool:
+    def _ask_again(self, piece: Piece, *, alone: bool) -> bool:
         """Whether the clients of a piece that failed get another chance. Its worker is gone, and nothing had left it.
 
         Several are asked one at a time; one that failed in a worker used before, once more in a new one.
@@ -222,11 +222,11 @@ class Crew(Federation):
         return len(piece.parties) > 1 or not alone
 
     def _without_data(self, piece: Piece, problem: str) -> bool:
-        """Whether a client that ended its worker is asked for the plan's steps on no rows, which show nobody that."""
+        """Whether a client that ended its worker is asked for the plan's steps on no rows, which do not show that."""
         if piece.nothing or not self._resolved.protected:
             return False
         log.warning(
-            "%s: %s, so what leaves holds nothing of its data. This is told to the owner of the data alone",
+            "%s: %s, so what leaves holds nothing of its data. This is for the owner of the data alone",
             ", ".join(piece.parties), problem,
         )  # fmt: skip
         if self._resolved.orders(piece.parties[0], piece.request.round).mechanism is None:
@@ -234,7 +234,7 @@ class Crew(Federation):
         self._todo.append(dataclasses.replace(piece, nothing=True))
         return True
 
-    def _given_up(self, name: str, piece: Piece, problem: str) -> Reply:
+    def _give_up(self, name: str, piece: Piece, problem: str) -> Reply:
         """What is heard of a client that cannot be asked: nothing, or noise alone where anything is promised."""
         resolved, rng = self._resolved, system_randomness()
         orders, simulate = resolved.orders(name, piece.request.round), resolved.plan.federation.simulate
@@ -310,7 +310,7 @@ def _problem_with(value: Any, piece: Piece | None) -> str:
         return "" if isinstance(value, Ready) else "a new worker process could not make the task"
     if isinstance(value, str):
         return f"its worker process failed ({value})"
-    if not isinstance(value, list) or not all(isinstance(one, Update | Sums | Lost | Refusal) for one in value):
+    if not isinstance(value, list) or not all(isinstance(one, Update | Sums | Lost | PartyRefusal) for one in value):
         return "its worker process answered something else"
     told = [name for one in value for name in (one.parties if isinstance(one, Sums) else (one.party,))]
     return "" if sorted(told) == sorted(piece.parties) else "its worker process answered for others"

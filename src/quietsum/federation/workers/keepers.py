@@ -2,7 +2,7 @@
 
 A *keeper* is a process that holds the keys of some parties and never runs the task. Each has a *trainer* of its own, a
 :mod:`~quietsum.federation.workers.worker`, which makes the vectors and hands them to its keeper through a pipe that
-nobody else reads. Two processes, since a task may end the one it runs in: then the keeper lives, with the keys of all
+no other reads. Two processes, since a task may end the one it runs in: then the keeper lives, with the keys of all
 its parties, and masks noise alone in the name of the one that failed (rule 17). With keys and task in one process a
 single record could take every party of that process out of the sum.
 
@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from quietsum.aggregation import Fold
 from quietsum.errors import PlanRefused, QuietsumError
 from quietsum.federation.local import SimulatedLosses, too_late
-from quietsum.federation.messages import Answer, Federation, Lost, Question, Refusal, Reply, TrainRequest
-from quietsum.federation.workers.worker import Answer as Told, Look, Ready, Share, Worker, end, serve
+from quietsum.federation.messages import Federation, Lost, PartyRefusal, Reply, StepAnswer, StepQuestion, TrainRequest
+from quietsum.federation.workers.worker import Look, Ready, ShareJob, Worker, WorkerAnswer, end, serve_jobs
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.party import Contribution, Key, SecureSite, contribution_of, on_no_rows, release, sessions_of, terms_of
 from quietsum.secagg import Identity, Refused, SessionTerms, Step
@@ -86,7 +86,7 @@ class Keepers(Federation):
     """The parties of a resolved plan, their keys in ``workers`` processes and their data in as many others.
 
     Guarantees: every party of a cohort has one word at every step. Nothing that passes through this process holds a
-    vector, a count or a key that is not masked, sealed or public. Whatever a task does to the process that it runs in,
+    vector, a count or a key that is not masked, sealed or public. If a task ends the process that it runs in,
     its party's vector is in the sum, made of no rows, where anything is promised; no other party is lost with it.
     """
 
@@ -112,7 +112,7 @@ class Keepers(Federation):
         self._parties = tuple(self._names[place::count] for place in range(count))
         self._keepers: list[Worker | None] = [None] * count
         self._identities: dict[str, bytes] = {}
-        self._answers: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[WorkerAnswer] = queue.SimpleQueue()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._end = weakref.finalize(self, _end_all, self._processes)
         try:
@@ -162,7 +162,7 @@ class Keepers(Federation):
         self._fill()
         return {name: self._identities[name] for name in cohort if name in self._identities}
 
-    def exchange(self, question: Question) -> Iterator[Answer | Refusal | Lost]:
+    def exchange(self, question: StepQuestion) -> Iterator[StepAnswer | PartyRefusal | Lost]:
         """One word from each party; the keepers work at the same time."""
         if question.step is Step.OPEN:
             self._losses.draw(question.letters)
@@ -223,7 +223,7 @@ class Keepers(Federation):
             try:
                 told = self._answers.get(timeout=max(end_of_it - time.monotonic(), 0.001))
             except queue.Empty:
-                told = Told(worker=next(iter(starting)), problem=f"it was not ready within {_START:g} s")
+                told = WorkerAnswer(worker=next(iter(starting)), problem=f"it was not ready within {_START:g} s")
             if starting.pop(told.worker, None) is None:
                 continue
             problem = told.problem or (told.value if isinstance(told.value, str) else "") or self._unlike(told.value)
@@ -255,7 +255,7 @@ class Keepers(Federation):
 def _problem_with(value: Any, parties: Sequence[str]) -> str:
     if isinstance(value, str):
         return f"its worker process failed ({value})"
-    if not isinstance(value, list) or not all(isinstance(one, Answer | Refusal | Lost) for one in value):
+    if not isinstance(value, list) or not all(isinstance(one, StepAnswer | PartyRefusal | Lost) for one in value):
         return "its worker process answered something else"
     told = sorted(one.party for one in value)
     return "" if told == sorted(parties) else "its worker process answered for others"
@@ -282,11 +282,11 @@ class Keeper:
 
     def answer(self, job: Any) -> Any:
         """The first job enlists it; the others are steps of sessions."""
-        if isinstance(job, Question):
-            return [self._said(name, job, letter) for name, letter in job.letters.items()]
-        return self._enlisted(job)
+        if isinstance(job, StepQuestion):
+            return [self._answer_one(name, job, letter) for name, letter in job.letters.items()]
+        return self._enlist(job)
 
-    def _enlisted(self, job: Enlist) -> Enlisted:
+    def _enlist(self, job: Enlist) -> Enlisted:
         self._resolved = job.resolved
         trainer = _Trainer(job.resolved, job.trainer, job.patience)
         dimension = trainer.dimension
@@ -297,19 +297,19 @@ class Keeper:
         self._trainer = trainer
         return Enlisted(identities={name: site.public for name, site in self._parties.items()}, dimension=dimension)
 
-    def _said(self, name: str, question: Question, letter: bytes) -> Answer | Refusal | Lost:
+    def _answer_one(self, name: str, question: StepQuestion, letter: bytes) -> StepAnswer | PartyRefusal | Lost:
         site, key = self._parties[name], question.request.key[:3]
         try:
             if question.step is Step.OPEN:
-                return self._opened(name, question, letter)
+                return self._open(name, question, letter)
             params = question.request.params if question.step is Step.SHARES else None
-            return Answer(party=name, content=site.answer(key, question.step, letter, params))
+            return StepAnswer(party=name, content=site.answer(key, question.step, letter, params))
         except Refused as refusal:
             return Lost(party=name, reason=str(refusal))
         except _NoVector as error:
             return Lost(party=name, reason=str(error))
 
-    def _opened(self, name: str, question: Question, letter: bytes) -> Answer | Refusal | Lost:
+    def _open(self, name: str, question: StepQuestion, letter: bytes) -> StepAnswer | PartyRefusal | Lost:
         assert self._trainer is not None
         terms = self._terms
         key, model = question.request.key[:3], question.request.key[3]
@@ -318,14 +318,14 @@ class Keeper:
             self._how = contribution_of(self._resolved, question.request.round)
             self._refusals = self._trainer.refusals(tuple(question.letters))
         if name in self._refusals:
-            return Refusal(party=name, reason=self._refusals[name])
+            return PartyRefusal(party=name, reason=self._refusals[name])
         content = self._parties[name].open(
             terms, letter, server=question.server, peers=question.identities, sessions=sessions_of(self._resolved)
         )
-        return Answer(party=name, content=content)
+        return StepAnswer(party=name, content=content)
 
     def _contribution(self, name: str) -> Callable[[Key, Vector], Masked]:
-        def made(key: Key, params: Vector) -> Masked:
+        def make(key: Key, params: Vector) -> Masked:
             assert self._trainer is not None and self._terms is not None
             request = TrainRequest(run=key[0], round=key[1], attempt=key[2], params=params)
             found = self._trainer.share(request, name, length=self._terms.dimension)
@@ -334,12 +334,12 @@ class Keeper:
             if not self._resolved.protected:
                 raise _NoVector(found)
             log.warning(
-                "%s: %s, so what it adds holds nothing of its data. This is told to the owner of the data alone",
+                "%s: %s, so what it adds holds nothing of its data. This is for the owner of the data alone",
                 name, found,
             )  # fmt: skip
             return self._nothing(name, request)
 
-        return made
+        return make
 
     def _nothing(self, name: str, request: TrainRequest) -> Masked:
         """What no rows give, in this process, which has none."""
@@ -364,24 +364,24 @@ class _Trainer:
         deadline = resolved.plan.federation.deadline
         self._deadline = math.inf if deadline is None else deadline
         self._patience = min(patience, self._deadline + _MARGIN)
-        self._answers: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[WorkerAnswer] = queue.SimpleQueue()
         self._worker: Worker | None = None
         self._fresh = False
-        self.dimension = self._started()
+        self.dimension = self._start_trainer()
 
     def refusals(self, parties: tuple[str, ...]) -> Mapping[str, str]:
         """Who refuses before any data is touched."""
-        found, _ = self._asked(Look(parties=parties), _START)
+        found, _ = self._ask_trainer(Look(parties=parties), _START)
         return found if isinstance(found, dict) else {}
 
     def share(self, request: TrainRequest, party: str, *, length: int) -> Masked | str:
         """The party's vector of ``length`` numbers, or why there is none.
 
-        A process that has worked for nobody else has the last word.
+        A process that has worked for no other has the last word.
         """
         for _ in range(2):
             alone = self._fresh or self._worker is None
-            found, problem = self._asked(Share(request=request, party=party), self._patience)
+            found, problem = self._ask_trainer(ShareJob(request=request, party=party), self._patience)
             if isinstance(found, np.ndarray) and found.dtype == np.uint32 and found.shape == (length,):
                 return found
             if isinstance(found, Lost):
@@ -391,30 +391,30 @@ class _Trainer:
                 break
         return problem or "its worker process answered something else"
 
-    def _asked(self, job: Any, seconds: float) -> tuple[Any, str]:
+    def _ask_trainer(self, job: Any, seconds: float) -> tuple[Any, str]:
         """What the trainer says, or what became of it."""
         if self._worker is None:
             try:
-                self._started()
+                self._start_trainer()
             except QuietsumError as error:
                 return None, str(error)
         worker = self._worker
         assert worker is not None
-        self._fresh = False if isinstance(job, Share) else self._fresh
+        self._fresh = False if isinstance(job, ShareJob) else self._fresh
         worker.send(job)
         try:
             while (told := self._answers.get(timeout=seconds)).worker is not worker:
                 pass
         except queue.Empty:
             self._end()
-            late = isinstance(job, Share) and seconds == self._deadline + _MARGIN
+            late = isinstance(job, ShareJob) and seconds == self._deadline + _MARGIN
             return None, too_late(self._deadline) if late else f"its worker was silent for {seconds:g} s"
         if told.problem or isinstance(told.value, str):
             self._end()
             return None, told.problem or f"its worker process failed ({told.value})"
         return told.value, ""
 
-    def _started(self) -> int:
+    def _start_trainer(self) -> int:
         worker = Worker(self._command, self._answers)
         worker.send(self._resolved)
         try:
@@ -439,7 +439,7 @@ class _Trainer:
 
 def main() -> None:
     """A keeper process: answer until the input ends."""
-    serve(Keeper())
+    serve_jobs(Keeper())
 
 
 if __name__ == "__main__":

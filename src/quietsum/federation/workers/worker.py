@@ -1,7 +1,7 @@
 """One worker process of a :class:`~quietsum.federation.workers.crew.Crew`: make the task once, then train and fold.
 
-Here are both ends of its pipes: :class:`Worker`, for the process that starts it, and :func:`serve`, what it does. It
-reads jobs as pickles from its input and writes one answer for each. The first job is a resolved plan, answered by
+Here are both ends of its pipes: :class:`Worker`, for the process that starts it, and :func:`serve_jobs`, what it does.
+It reads jobs as pickles from its input and writes one answer for each. The first job is a resolved plan, answered by
 :class:`Ready`; all others are pieces of a round, or one party's share of a masked sum. It ends when its input ends,
 also in the middle of a job, and without a word where a task ends it.
 """
@@ -28,7 +28,7 @@ from quietsum.federation.messages import Federation, Lost, Reply, Sums, TrainReq
 if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan
 
-__all__ = ["Answer", "Desk", "Look", "Piece", "Ready", "Share", "Worker", "end", "serve", "work"]
+__all__ = ["Desk", "Look", "Piece", "Ready", "ShareJob", "Worker", "WorkerAnswer", "end", "serve_jobs", "work"]
 
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _GRACE = 2.0  # seconds for a worker to end by itself
@@ -57,7 +57,7 @@ class Piece:
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Share:
+class ShareJob:
     """One party's vector for a masked sum. Only its keeper asks for it, and it never goes further than there."""
 
     request: TrainRequest
@@ -77,7 +77,7 @@ class Look:
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Answer:
+class WorkerAnswer:
     """What came back from a worker: a value, or in words why nothing did."""
 
     worker: Worker
@@ -90,7 +90,7 @@ class Answer:
 class Worker:
     """One process, and the thread that speaks with it. A process that fails once is never asked again."""
 
-    def __init__(self, command: Sequence[str], answers: queue.SimpleQueue[Answer]) -> None:
+    def __init__(self, command: Sequence[str], answers: queue.SimpleQueue[WorkerAnswer]) -> None:
         paths = os.pathsep.join(path for path in sys.path if path)
         self.process = subprocess.Popen(
             list(command),
@@ -121,18 +121,18 @@ class Worker:
                 message = pickle.dumps(job, protocol=pickle.HIGHEST_PROTOCOL)
             except Exception as error:  # it says nothing about a client: no client's data is in it
                 told = f"the request cannot be sent ({type(error).__name__})"
-                self._answers.put(Answer(worker=self, problem=told, sent=False))
+                self._answers.put(WorkerAnswer(worker=self, problem=told, sent=False))
                 continue
             try:
                 into.write(message)
                 into.flush()
                 del message
-                self._answers.put(Answer(worker=self, value=pickle.load(out)))
+                self._answers.put(WorkerAnswer(worker=self, value=pickle.load(out)))
             except Exception as error:  # a dead process, or a message that is none
                 code = self.process.poll()
                 silent = code is None or self.piece is not None  # a task at work could tell a record by its code
                 what = type(error).__name__ + ("" if silent else f", exit code {code}")
-                self._answers.put(Answer(worker=self, problem=f"its worker process failed ({what})"))
+                self._answers.put(WorkerAnswer(worker=self, problem=f"its worker process failed ({what})"))
                 return
 
     @property
@@ -186,7 +186,8 @@ class Desk(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether its first job is done. Until then its own words are told, from then on only the kind of a failure."""
+        """Whether its first job is done. Until then its own words are shown, from then on only the kind of a
+        failure."""
         ...
 
     def answer(self, job: Any) -> Any:
@@ -209,16 +210,16 @@ class _Training:
         match job:
             case Piece():
                 return work(job, self._federation)
-            case Share():
+            case ShareJob():
                 return self._federation.share(job.request, job.party)
             case Look():
                 return self._federation.refusals(job.parties)
-        self._federation, ready = _enlisted(job)
+        self._federation, ready = _enlist(job)
         return ready
 
 
-def serve(desk: Desk | None = None) -> None:
-    """Answer jobs until the input ends; whatever the task prints goes to stderr, so that it is no answer."""
+def serve_jobs(desk: Desk | None = None) -> None:
+    """Answer jobs until the input ends; what the task prints goes to stderr, so that it is no answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -246,7 +247,7 @@ def serve(desk: Desk | None = None) -> None:
         sink.flush()
 
 
-def _enlisted(resolved: ResolvedPlan) -> tuple[Federation, Ready]:
+def _enlist(resolved: ResolvedPlan) -> tuple[Federation, Ready]:
     """The federation of this process, with the task made anew."""
     from quietsum.federation.local import LocalFederation
     from quietsum.tasks import task_of
@@ -261,7 +262,7 @@ def _enlisted(resolved: ResolvedPlan) -> tuple[Federation, Ready]:
 
 if __name__ == "__main__":
     from quietsum.federation.workers.worker import (
-        serve as serving,  # messages name the classes of the module, not of __main__
+        serve_jobs as serving,  # messages name the classes of the module, not of __main__
     )
 
     serving()
