@@ -14,7 +14,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.ledger import Ledger
 from quietsum.party import books
 from quietsum.party.books import SiteBooks
-from quietsum.party.policy import AllowedTask, Rules, SiteDataset, SiteName
+from quietsum.party.policy import AllowedTask, Policy, Rules, SiteDataset, SiteName
 from quietsum.party.requests import NOT_BOOKED
 from quietsum.party.status import status_of
 from quietsum.privacy.units import PrivacyUnit
@@ -156,7 +156,7 @@ def test_a_site_that_paid_for_the_whole_plan_is_asked_no_more_often_than_the_pla
 def test_trust_that_was_taken_back_ends_a_run_that_was_charged_by_it(
     before: bool, after: bool, goes_on: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def trusting(trust: bool) -> object:
+    def trusting(trust: bool) -> Policy:
         return policy("user", rules=Rules(aggregation=("noisy-sum",), trust_server_sampling=trust))
 
     drawn = plan(
@@ -185,8 +185,11 @@ def test_the_site_shows_what_the_accountant_says_of_its_whole_plan() -> None:
     server.enrol(place, resolved)
     (line,) = status_of(held, place.ledger)["budgets"]
     assert line["unit"] == PrivacyUnit.CLIENT
+    assert resolved.client_noise is not None
     noise = resolved.client_noise / math.sqrt(resolved.attempts)
-    delta = resolved.limit_of(PrivacyUnit.CLIENT).delta
+    limit = resolved.limit_of(PrivacyUnit.CLIENT)
+    assert limit is not None
+    delta = limit.delta
 
     def gap(epsilon: float) -> float:  # Balle, Wang 2018, Theorem 8
         half, shift = 1 / (2 * noise), epsilon * noise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -41,7 +43,7 @@ class Scene:
     def key(self) -> Key:
         return self.terms.run, self.terms.round, self.terms.attempt
 
-    def made(self, name: str) -> object:
+    def made(self, name: str) -> Callable[[Key, NDArray[np.float64]], NDArray[np.uint32]]:
         def contribute(key: Key, params: NDArray[np.float64]) -> NDArray[np.uint32]:
             self.looked.append(name)
             return np.ones(3, dtype=np.uint32)

@@ -12,6 +12,7 @@ from party.asking import FACTS, RECORD, UNIT, Place, Server, plan, policy, reaso
 from quietsum.party.policy import CoordinatorAddress, Policy, Rules, SiteDataset, SiteName
 from quietsum.party.status import status_of
 from quietsum.plan import PartyFacts, Plan, ResolvedPlan, resolve
+from quietsum.privacy import Neighbours
 
 PUBLIC = SiteDataset(name="points-north", size=120, public="made up")
 
@@ -162,9 +163,9 @@ def test_a_relation_that_the_policy_no_longer_wants_ends_the_book() -> None:
         by[word] = plan(privacy={"style": "sample", "record": RECORD, "neighbours": word})
     server.enrol(place, by["add-or-remove-one"])
     server.train(place, by["add-or-remove-one"])
-    either = policy(record=dataclasses.replace(UNIT, neighbours=("replace-one", "add-or-remove-one")))
+    either = policy(record=dataclasses.replace(UNIT, neighbours=(Neighbours.REPLACE_ONE, Neighbours.ADD_REMOVE)))
     assert status_of(either, place.ledger)["warnings"] == []
-    strict = policy(record=dataclasses.replace(UNIT, neighbours="replace-one"))
+    strict = policy(record=dataclasses.replace(UNIT, neighbours=(Neighbours.REPLACE_ONE,)))
     (warning,) = status_of(strict, place.ledger)["warnings"]
     assert "add-or-remove-one" in warning and "replace-one" in warning and "every plan is refused" in warning
     place.start(strict)

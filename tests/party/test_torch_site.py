@@ -218,7 +218,7 @@ def test_rows_of_heart_are_compared_with_the_published_ones_once_they_are_paid_f
         place, server = Place(held), Server()
         place.service = SiteService(held, place.ledger, task=lambda _, made=task: made)
         resolved = resolve(plan_, task.parties(), task.dimension)
-        body = {"run": "first", "resolved": write_resolved(resolved)}
+        body: dict[str, Any] = {"run": "first", "resolved": write_resolved(resolved)}
         assert hear(place, server.write("enrol", body, to="va")).kind == "enrolled"
         body = {"run": "first", "round": 1, "attempt": 1, "plan": resolved.plan.digest}
         reply = hear(place, server.write("train", body, np.zeros(resolved.dimension), to="va"))

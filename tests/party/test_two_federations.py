@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from party.asking import FACTS, MODEL, UNIT, Server, Watched, plan, policy, reason, wire
+from party.asking import FACTS, MODEL, UNIT, Server, Watched, plan, policy, reason
+from quietsum import wire
 from quietsum.ledger import Kind, Ledger
 from quietsum.party.books import write_resolved
 from quietsum.party.policy import CoordinatorAddress, SiteName

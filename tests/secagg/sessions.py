@@ -49,7 +49,7 @@ def sparse(count: int, *, neighbours: int, threshold: int, may_drop: int = 0) ->
 
 def grouped(count: int, groups: int, *, adversary: Adversary = Adversary.SEMI_MALICIOUS, **more: Any) -> Parameters:
     """Random groups with the complete graph in each, one colluder, as many drop-outs as the threshold leaves."""
-    return choose_groups(count, groups, **{"corrupt": 1, "adversary": adversary} | more)
+    return choose_groups(count, groups, **{"corrupt": 1, "adversary": adversary, **more})
 
 
 def names_of(count: int) -> list[str]:
@@ -66,8 +66,8 @@ def identity_of(name: str) -> keys.Identity:
     return _PEOPLE[name]
 
 
-def terms_of(parameters: Parameters, **changed: object) -> SessionTerms:
-    plain = {
+def terms_of(parameters: Parameters, **changed: Any) -> SessionTerms:
+    plain: dict[str, Any] = {
         "run": "r-1",
         "round": 3,
         "attempt": 0,
@@ -77,7 +77,7 @@ def terms_of(parameters: Parameters, **changed: object) -> SessionTerms:
         "parameters": parameters,
         "floor": parameters.threshold,
     }
-    return SessionTerms(**(plain | changed))  # type: ignore[arg-type]
+    return SessionTerms(**(plain | changed))
 
 
 @dataclasses.dataclass
@@ -115,7 +115,7 @@ def session(
     server_terms: SessionTerms | None = None,
     make: Callable[..., Party] = Party,
     server: Callable[..., Server] = Server,
-    **changed: object,
+    **changed: Any,
 ) -> Played:
     """Server and parties of a fresh session, nothing sent yet."""
     terms = terms_of(parameters, **changed)

@@ -93,7 +93,9 @@ def test_time_grows_as_the_masks_do() -> None:
 
 def test_noise_costs_the_party_and_not_the_server() -> None:
     parameters = choose_parameters(10)
-    plain, noisy = (cost.estimate(parameters, dimension=10**6, machine=cost.REFERENCE, noise=each) for each in (0, 1))
+    plain, noisy = (
+        cost.estimate(parameters, dimension=10**6, machine=cost.REFERENCE, noise=each) for each in (False, True)
+    )
     assert noisy.party.seconds > plain.party.seconds
     assert noisy.server == plain.server
 

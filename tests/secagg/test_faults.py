@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -42,7 +43,7 @@ def flipped(at: int) -> Callable[[Step, bytes], bytes]:
     return flip
 
 
-def recorded(**changed: object) -> dict[tuple[Step, str, str], bytes]:
+def recorded(**changed: Any) -> dict[tuple[Step, str, str], bytes]:
     """Every message of a session under other terms, by step, sender and receiver."""
     other = play(session(PARAMETERS, **changed))
     assert other.outcome is Outcome.DONE

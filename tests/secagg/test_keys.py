@@ -8,6 +8,7 @@ import pickle
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import hashes
@@ -205,7 +206,7 @@ def test_a_sealed_share_opens_only_in_its_session_for_its_receiver_from_its_send
 
 
 def test_every_part_of_the_session_changes_it_and_the_order_of_the_parties_does_not() -> None:
-    base = {
+    base: dict[str, Any] = {
         "parameters": choose_parameters(3),
         "keys": {"a": [b"1", b"2"], "b": [b"3", b"4"], "c": [b"5", b"6"]},
         "model": b"m",
@@ -213,7 +214,7 @@ def test_every_part_of_the_session_changes_it_and_the_order_of_the_parties_does_
         "round": 1,
         "attempt": 0,
     }
-    changes = [
+    changes: list[dict[str, Any]] = [
         {"parameters": choose_parameters(4)},
         {"keys": {"a": [b"2", b"1"], "b": [b"3", b"4"], "c": [b"5", b"6"]}},
         {"keys": {"a": [b"12", b""], "b": [b"3", b"4"], "c": [b"5", b"6"]}},
@@ -224,10 +225,10 @@ def test_every_part_of_the_session_changes_it_and_the_order_of_the_parties_does_
         {"attempt": 1},
         {"more": (b"plan",)},
     ]
-    seen = {keys.session_id(**(base | change)) for change in changes}  # type: ignore[arg-type]
+    seen = {keys.session_id(**(base | change)) for change in changes}
     assert len(seen) == len(changes)
-    assert keys.session_id(**base) not in seen  # type: ignore[arg-type]
-    turned = {"keys": dict(reversed(base["keys"].items()))}  # type: ignore[attr-defined]
+    assert keys.session_id(**base) not in seen
+    turned = {"keys": dict(reversed(base["keys"].items()))}
     assert keys.session_id(**(base | turned)) == keys.session_id(**base)  # type: ignore[arg-type]
 
 

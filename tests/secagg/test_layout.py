@@ -18,7 +18,8 @@ SEED = bytes(range(32))
 
 
 def one(**changes: Any) -> NamedVector:
-    return NamedVector(**({"name": "update", "size": 4, "bound": 1.0, "scale": 100.0} | changes))
+    plain: dict[str, Any] = {"name": "update", "size": 4, "bound": 1.0, "scale": 100.0}
+    return NamedVector(**(plain | changes))
 
 
 # ------------------------------------------------------------------------------------------------ no wrap-around
@@ -175,7 +176,7 @@ def test_parts_outside_their_domain_are_refused_by_name(field: str, value: Any) 
 @pytest.mark.parametrize("layout", [{"vectors": ()}, {"vectors": (one(), one())}, {"bits": 31}, {"parties": 0}])
 def test_layouts_without_parts_with_one_name_twice_or_of_another_ring_are_refused(layout: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameter):
-        Layout(**({"vectors": (one(),), "parties": 2} | layout))
+        Layout(**{"vectors": (one(),), "parties": 2, **layout})
 
 
 @pytest.mark.parametrize("numbers", [[101, 0, 0, 0], [0, -101, 0, 0], [0.5, 0, 0, 0], [math.nan, 0, 0, 0]])

@@ -195,7 +195,8 @@ def test_two_sessions_with_one_input_have_nothing_in_common() -> None:
     vector = np.arange(SIZE, dtype=np.uint32)
     inputs = dict.fromkeys(NAMES, vector)
     first = masked(play(session(PARAMETERS, inputs=inputs, dimension=SIZE)))
-    for changed in ({}, {"attempt": 1}, {"round": 4}):
+    changes: tuple[dict[str, Any], ...] = ({}, {"attempt": 1}, {"round": 4})
+    for changed in changes:
         second = masked(play(session(PARAMETERS, inputs=inputs, dimension=SIZE, **changed)))
         for name in NAMES:
             assert uniform(first[name] - second[name])
@@ -313,9 +314,7 @@ def test_sealed_shares_of_another_session_are_not_accepted_even_under_the_same_k
 
     monkeypatch.setattr(party_module, "_Secrets", again)
 
-    def run(
-        replay: dict[str, dict[str, bytes]] | None, **changed: object
-    ) -> tuple[Played, dict[str, dict[str, bytes]]]:
+    def run(replay: dict[str, dict[str, bytes]] | None, **changed: Any) -> tuple[Played, dict[str, dict[str, bytes]]]:
         played = session(PARAMETERS, **changed)
         sealed: dict[str, dict[str, bytes]] = {}
         pending = played.server.open()

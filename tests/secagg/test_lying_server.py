@@ -136,7 +136,11 @@ def key_of_low_order(played: Played, party: str, data: bytes) -> bytes:
 
 
 def without(*gone: str) -> Callable[[dict[str, Keys], str], None]:
-    return lambda roster, party: [roster.pop(name) for name in gone] and None
+    def leave_out(roster: dict[str, Keys], party: str) -> None:
+        for name in gone:
+            del roster[name]
+
+    return leave_out
 
 
 def listing(*members: str) -> Lie:
@@ -454,7 +458,7 @@ def test_one_identity_under_two_names_is_refused() -> None:
 
 def revealed_of(played: Played, peer: str, told: dict[str, bytes]) -> dict[type, int]:
     """How many shares of each kind of ``peer`` the server has."""
-    counts = {SeedShare: 0, KeyShare: 0}
+    counts: dict[type, int] = {SeedShare: 0, KeyShare: 0}
     for data in told.values():
         share = messages.read_unmask(payload_of(data), NAMES).get(peer)
         if share is not None:

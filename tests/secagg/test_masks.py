@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -98,12 +99,12 @@ def test_a_mask_with_a_fixed_byte_or_an_unmasked_vector_is_not_uniform() -> None
     assert uniform(mask_of(b"k" * 32, WORDS) % np.uint32(2**32 - 2**27)) < 1e-6
 
 
-def bits_that_matter(maker: object) -> int:
+def bits_that_matter(maker: Callable[[bytes], NDArray[np.uint32]]) -> int:
     """How many of the 256 bits of a key change the mask."""
     key = keys.hash_parts("any key")
-    base = maker(key)  # type: ignore[operator]
+    base = maker(key)
     return sum(
-        bool((maker(bytes(b ^ (1 << bit % 8) * (place == bit // 8) for place, b in enumerate(key))) != base).any())  # type: ignore[operator]
+        bool((maker(bytes(b ^ (1 << bit % 8) * (place == bit // 8) for place, b in enumerate(key))) != base).any())
         for bit in range(256)
     )
 
@@ -114,10 +115,10 @@ def folded(key: bytes) -> NDArray[np.uint32]:
     return np.random.RandomState(seed).randint(0, 2**32, 8, dtype=np.uint32)
 
 
-def collides(maker: object) -> bool:
+def collides(maker: Callable[[bytes], NDArray[np.uint32]]) -> bool:
     """Whether two keys that differ in the same bit of two words make one mask."""
     key = bytearray(keys.hash_parts("any key"))
-    base = maker(bytes(key))  # type: ignore[operator]
+    base = maker(bytes(key))
     key[0] ^= 1
     key[4] ^= 1
     return bool((maker(bytes(key)) == base).all())

@@ -24,7 +24,8 @@ Patch = pytest.MonkeyPatch
 
 def reused_key_pair(patch: Patch) -> None:
     """Each party keeps its X25519 pairs from round to round."""
-    turn, kept, real = itertools.count(), {}, party._Secrets
+    turn, real = itertools.count(), party._Secrets
+    kept: dict[int, Any] = {}
 
     def made() -> Any:
         fresh = real()
