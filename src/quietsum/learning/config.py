@@ -18,7 +18,7 @@ import itertools
 import math
 from typing import Any, final
 
-from quietsum.errors import InvalidParameter, PlanRefused
+from quietsum.errors import InvalidParameter, PlanRefused, UnsupportedEvent
 from quietsum.learning.noise.gradient_noise import DEFAULT_NOISE, LAWS, MODES
 from quietsum.learning.schedules import (
     Constant,
@@ -32,7 +32,17 @@ from quietsum.learning.schedules import (
     step_event,
 )
 from quietsum.ledger import ACCOUNTINGS, FIRST, PRICING, price_event
-from quietsum.privacy import Guarantee, Neighbours, PrivacyEvent, Repeated, bound_record_event
+from quietsum.privacy import (
+    Guarantee,
+    Neighbours,
+    PrivacyEvent,
+    PrivacyUnit,
+    Repeated,
+    bound_record_event,
+    calibrate,
+    explain_no_promise,
+    person_event,
+)
 from quietsum.validate import open_probability, positive, whole_number
 
 __all__ = ["CLIPPINGS", "PrivacyConfig", "TrainingSchedule", "plan_training"]
@@ -53,6 +63,7 @@ class PrivacyConfig:
     and the guarantee then names the zero-out relation, under which that number is public. ``max_records`` bounds how
     many records of one person are used; ε stays that of a record, and the person's is stated beside it. A record that
     leaves may then let another of its person in, and is priced so: see :class:`~quietsum.privacy.events.OneInOneOut`.
+    ``person_epsilon`` instead of ``epsilon`` calibrates the noise to what a whole person with ``max_records`` pays.
     ``noise`` is ``secure``, as in a plan, unless stated; Laplace noise exists as ``fast`` only, and is then that.
     """
 
@@ -76,12 +87,13 @@ class PrivacyConfig:
     clip_learning_rate: float = 0.2
     count_noise: float | None = None
     max_records: int | None = None
+    person_epsilon: float | None = None
 
     def __post_init__(self) -> None:
-        if self.epsilon is None and self.noise_multiplier is None:
+        if self.epsilon is None and self.noise_multiplier is None and self.person_epsilon is None:
             remedy = "state epsilon, for instance 3.0, or a noise_multiplier"
             raise InvalidParameter("epsilon", None, "and noise_multiplier are both missing", remedy)
-        for name in ("epsilon", "noise_multiplier"):
+        for name in ("epsilon", "noise_multiplier", "person_epsilon"):
             if getattr(self, name) is not None:
                 positive(name, getattr(self, name))
         if self.delta is not None:
@@ -107,6 +119,16 @@ class PrivacyConfig:
         self._check_together()
 
     def _check_together(self) -> None:
+        if self.person_epsilon is not None:
+            for name in ("epsilon", "noise_multiplier"):
+                if getattr(self, name) is not None:
+                    problem = f"stands beside {name} = {getattr(self, name):g}, and each says how much noise there is"
+                    remedy = "state one of them: person_guarantee() says what a person pays under any noise"
+                    raise InvalidParameter("person_epsilon", self.person_epsilon, problem, remedy)
+            if self.max_records is None:
+                problem = "is missing beside person_epsilon: without a bound a person may be in every record"
+                remedy = "state how many records of one person are used, for instance max_records=5"
+                raise InvalidParameter("max_records", None, problem, remedy)
         if self.noise_type == "laplace" and self.clipping != "flat":
             problem = "bounds an L2 norm, and Laplace noise is scaled by the L1 norm: ε would be up to √d too small"
             raise InvalidParameter("clipping", self.clipping, problem, "use clipping='flat', which then clips in L1")
@@ -252,6 +274,8 @@ def plan_training(
     if budget is not None and config.noise == "secure":
         budget *= _ROOM
     noise = config.noise_multiplier
+    if config.person_epsilon is not None:
+        noise = _find_person_noise(config, config.person_epsilon, epochs, steps, terms)
     if noise is None:
         assert budget is not None
         _refuse_unreachable(config, epochs, steps, terms)
@@ -322,7 +346,47 @@ def _refuse_unreachable(config: PrivacyConfig, epochs: int, steps: int, terms: d
         )
 
 
+def _find_person_noise(
+    config: PrivacyConfig, epsilon: float, epochs: int, steps: int, terms: dict[str, Any]
+) -> float:  # fmt: skip
+    """The smallest noise multiplier with which a whole person pays no more than ``epsilon``.
+
+    More noise than a batch can weigh is refused, as for a record.
+    """
+    size = whole_number("max_records", config.max_records, 1)
+    delta, accounting, neighbours = terms["delta"], terms["accounting"], terms["neighbours"]
+
+    def make(noise: float) -> PrivacyEvent:
+        run = stages(config.schedule, epochs=epochs, steps_per_epoch=steps, noise=noise, clip=1.0)
+        return person_event(run_event(run, terms["rate"], terms["law"]), size)
+
+    most = config.batch_size
+    try:
+        least = price_event(
+            make(float(most)), delta=delta, accounting=accounting, neighbours=neighbours, unit=PrivacyUnit.PERSON
+        ).epsilon
+    except UnsupportedEvent as error:
+        raise PlanRefused(
+            f"person_epsilon = {epsilon:g} states a price per person, and there is none: {error}"
+        ) from None
+    if epsilon < least:
+        raise PlanRefused(
+            f"ε = {epsilon:g} per person of at most {size} records is out of reach in {epochs * steps} steps of "
+            f"{most}: the noise would outweigh a whole batch. With these settings ε = "
+            f"{math.ceil(least * 100) / 100:g} is reachable; use fewer records of each person, fewer epochs or larger "
+            "batches"
+        )
+    target = epsilon * _ROOM if config.noise == "secure" else epsilon
+    alone = {**terms, "bounded": False}
+    guess = size * calibrated_noise(config.schedule, epochs=epochs, steps_per_epoch=steps, epsilon=target, **alone)
+    return calibrate(
+        make, target_epsilon=target, target_delta=delta, guess=guess, accounting=accounting, neighbours=neighbours
+    )
+
+
 def _word(guarantee: Guarantee, mode: str) -> Guarantee:
     """The guarantee with what must be said of the noise. The sum's own rounding is not verified, so no certificate."""
     told = ("fast noise is not floating-point safe",) if mode == "fast" else ()
-    return dataclasses.replace(guarantee, certified=False, warnings=(*guarantee.warnings, *told))
+    empty = explain_no_promise(guarantee)
+    warnings = (*guarantee.warnings, *told, *([empty] if empty else []))
+    return dataclasses.replace(guarantee, certified=False, warnings=warnings)

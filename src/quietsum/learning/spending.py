@@ -36,6 +36,7 @@ from quietsum.privacy import (
     Neighbours,
     PrivacyEvent,
     PrivacyUnit,
+    explain_no_promise,
     person_event,
 )
 from quietsum.validate import open_probability, whole_number
@@ -149,7 +150,9 @@ def event_guarantee(
 ) -> Guarantee:  # fmt: skip
     """What ``event``, stated for one record, costs a person with ``size`` of them."""
     priced = person_event(event, size)
-    return price_event(priced, delta=delta, accounting=accounting, neighbours=neighbours, unit=PrivacyUnit.PERSON)
+    found = price_event(priced, delta=delta, accounting=accounting, neighbours=neighbours, unit=PrivacyUnit.PERSON)
+    empty = explain_no_promise(found)
+    return dataclasses.replace(found, warnings=(*found.warnings, empty)) if empty else found
 
 
 # ------------------------------------------------------------------------------------------- the ledger

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     )
     from quietsum.privacy.attacker import (
         attacker_advantage as attacker_advantage,
+        explain_no_promise as explain_no_promise,
         posterior_odds as posterior_odds,
         tradeoff_curve as tradeoff_curve,
         true_positive_rate as true_positive_rate,

@@ -24,7 +24,14 @@ from quietsum.privacy.accounting import Accountant
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.validate import non_negative, probability
 
-__all__ = ["Posterior", "attacker_advantage", "posterior_odds", "tradeoff_curve", "true_positive_rate"]
+__all__ = [
+    "Posterior",
+    "attacker_advantage",
+    "explain_no_promise",
+    "posterior_odds",
+    "tradeoff_curve",
+    "true_positive_rate",
+]
 
 Rates = NDArray[np.float64]
 
@@ -70,6 +77,33 @@ def attacker_advantage(source: Accountant | Guarantee) -> float:
         shrink = math.exp(-source.epsilon)
         return min(1.0, (-math.expm1(-source.epsilon) + 2.0 * source.delta * shrink) / (1.0 + shrink))
     return _delta_of(source, 0.0)
+
+
+_NO_DOUBT = 1e-9  # a chance that is none, where δ is smaller still
+
+
+def explain_no_promise(guarantee: Guarantee) -> str:
+    """One sentence if ``guarantee`` promises nothing that an attacker would notice; empty if it does promise something.
+
+    Asked to guess from the output whether a unit took part, as likely as not, an attacker errs with a chance of at
+    least (1 − δ) / (1 + e^ε), by the bound of :func:`attacker_advantage`. Where that is no more than δ, the chance that the
+    promise leaves out anyway, nothing is promised. It is so from ε ≈ ln(1/δ) on: 11.5 at δ = 1e-5.
+
+    >>> from quietsum.privacy.guarantee import Guarantee
+    >>> explain_no_promise(Guarantee(epsilon=11.0, delta=1e-5, method="example"))
+    ''
+    >>> explain_no_promise(Guarantee(epsilon=572.0, delta=1e-5, method="example"))
+    'ε = 572 per record means nothing: an attacker may be all but certain who took part (ε from 11.5 on says no more)'
+    """
+    least = max(guarantee.delta, _NO_DOUBT)
+    shrink = math.exp(-guarantee.epsilon)
+    if (1.0 - guarantee.delta) * shrink / (1.0 + shrink) > least:
+        return ""
+    line = math.log(max(1.0, (1.0 - guarantee.delta) / least - 1.0))
+    return (
+        f"ε = {guarantee.epsilon:.3g} per {guarantee.whom} means nothing: an attacker may be all but certain who took "
+        f"part (ε from {line:.3g} on says no more)"
+    )
 
 
 @final

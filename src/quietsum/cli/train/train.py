@@ -60,6 +60,12 @@ NoiseModeOption = Annotated[
         "--noise", metavar="MODE", help="secure: on an integer grid; or fast. \\[default: secure]", show_default=False
     ),
 ]
+PersonOption = Annotated[
+    float | None,
+    typer.Option(
+        "--person-epsilon", metavar="ε", help="What a person may cost, with --max-records.", show_default=False
+    ),
+]
 FixOption = Annotated[bool, typer.Option("--fix", help="Replace batch norms by group norms.")]
 ResumeOption = Annotated[
     str | None, typer.Option("--resume", metavar="RUN", help="Go on with this run.", show_default=False)
@@ -81,6 +87,7 @@ def train(
     learning_rate: RateOption = None,
     max_grad_norm: NormOption = None,
     max_records: PeopleOption = None,
+    person_epsilon: PersonOption = None,
     engine: EngineOption = None,
     noise: NoiseModeOption = None,
     fix: FixOption = False,
@@ -96,7 +103,7 @@ def train(
     The noise is calibrated so that the whole run costs ε per record; every
     epoch is charged to the workspace's ledger before it begins. With
     --max-records, on tasks that know whose a record is, what a whole person
-    pays stands beside it.
+    pays stands beside it; with --person-epsilon the noise is calibrated to it.
     """
     from quietsum.runs import Workspace
     from quietsum.tasks import trainable_task
@@ -106,6 +113,7 @@ def train(
         typed = {
             "--task": task, "--epsilon": epsilon, "--delta": delta, "--epochs": epochs, "--batch-size": batch_size,
             "--learning-rate": learning_rate, "--max-grad-norm": max_grad_norm, "--max-records": max_records,
+            "--person-epsilon": person_epsilon,
             "--engine": engine, "--noise": noise, "--fix": fix or None,
         }  # fmt: skip
         given = [name for name, value in typed.items() if value is not None]
@@ -117,7 +125,7 @@ def train(
             )
         chosen = _read_options(place, resume)
     else:
-        if task is None or epsilon is None:
+        if task is None or (epsilon is None and person_epsilon is None):
             missing = "--task" if task is None else "--epsilon"
             raise QuietsumError(f"{missing} is missing; for instance: quietsum train --task digits --epsilon 3")
         chosen = {
@@ -125,7 +133,7 @@ def train(
             "learning_rate": learning_rate,
             "config": {
                 "epsilon": epsilon, "delta": delta, "epochs": epochs, "batch_size": batch_size,
-                "max_grad_norm": max_grad_norm, "max_records": max_records,
+                "max_grad_norm": max_grad_norm, "max_records": max_records, "person_epsilon": person_epsilon,
             },
         }  # fmt: skip
     return _go(trainable_task(chosen["task"]), chosen, place, workspace, resume, as_json, same_rows)
@@ -307,7 +315,7 @@ def _finish(
     steps = f"{plan.steps} of {plan.expected_batch:g} expected records, noise multiplier "
     print(f"{'steps':<11} {steps}{plan.stages[0].noise_multiplier:.4g}")
     print(textwrap.fill(f"{'engine':<11} {trainer.engine}", 80, subsequent_indent=" " * 12))
-    for warning in guarantee.warnings:
+    for warning in dict.fromkeys((*guarantee.warnings, *(() if person is None else person.warnings))):
         print(textwrap.fill(f"{'warning':<11} {warning}", 80, subsequent_indent=" " * 12))
     for name, value in last.metrics.items():
         print(f"{name:<11} {value:.4f} on {where}")
