@@ -86,8 +86,8 @@ def explain_no_promise(guarantee: Guarantee) -> str:
     """One sentence if ``guarantee`` promises nothing that an attacker would notice; empty if it does promise something.
 
     Asked to guess from the output whether a unit took part, as likely as not, an attacker errs with a chance of at
-    least (1 − δ) / (1 + e^ε), by the bound of :func:`attacker_advantage`. Where that is no more than δ, the chance that the
-    promise leaves out anyway, nothing is promised. It is so from ε ≈ ln(1/δ) on: 11.5 at δ = 1e-5.
+    least (1 − δ) / (1 + e^ε), by the bound of :func:`attacker_advantage`. Where that is no more than δ, the chance that
+    the promise leaves out anyway, nothing is promised. It is so from ε ≈ ln(1/δ) on: 11.5 at δ = 1e-5.
 
     >>> from quietsum.privacy.guarantee import Guarantee
     >>> explain_no_promise(Guarantee(epsilon=11.0, delta=1e-5, method="example"))
