@@ -300,7 +300,7 @@ def test_history_says_on_which_data_its_scores_stand_and_holds_no_other_number()
 def test_the_progress_line_says_epsilon_of_the_budget_per_record_and_the_data() -> None:
     trainer = PrivateTrainer(network(), config(epochs=2))
     line = progress_line(trainer.train(records(), records(50)).epochs[-1])
-    assert line.startswith("epoch 2/2 · ε 4.00 of 4 per record · accuracy 0.")
+    assert line.startswith("epoch 2/2 · ε 4.00 of 4 per record · accuracy ")
     assert line.endswith("on validation data declared unprotected")
 
 

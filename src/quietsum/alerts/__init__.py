@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from quietsum.alerts.auditlog import AuditLog as AuditLog, Line as Line
     from quietsum.alerts.following import LOG as LOG, Alerts as Alerts
     from quietsum.alerts.rules import (
+        CHANCE_LEVELS as CHANCE_LEVELS,
         BudgetFact as BudgetFact,
         Course as Course,
         RoundFact as RoundFact,

@@ -31,7 +31,16 @@ from quietsum.alerts.fields import setting
 from quietsum.errors import InvalidParameter
 from quietsum.validate import finite_number, positive, probability, whole_number
 
-__all__ = ["BudgetFact", "Course", "RoundFact", "Thresholds", "alert_of_refusal", "finding", "ledger_broken"]
+__all__ = [
+    "CHANCE_LEVELS",
+    "BudgetFact",
+    "Course",
+    "RoundFact",
+    "Thresholds",
+    "alert_of_refusal",
+    "finding",
+    "ledger_broken",
+]
 
 ATTACKED = 0.9
 """How often an update that a rule is made for is left out: the alternative in the likelihood ratio."""
@@ -40,7 +49,8 @@ GAIN = 0.1
 """A score that rose by less than this above its start has nothing to lose."""
 FIRST_STEPS = 5
 MOST_NAMES = 5
-_CHANCE = {"auc": 0.5, "auroc": 0.5, "concordance": 0.5, "balanced accuracy": 0.5}
+CHANCE_LEVELS = {"auc": 0.5, "auroc": 0.5, "concordance": 0.5, "balanced accuracy": 0.5}
+"""What a model that knows nothing scores on any data."""
 
 
 @final
@@ -352,8 +362,8 @@ class Course:
         for known, level in stated.items():
             if _plain(known) == _plain(name):
                 return float(level), "by chance"
-        if _plain(name) in _CHANCE:
-            return _CHANCE[_plain(name)], "by chance"
+        if _plain(name) in CHANCE_LEVELS:
+            return CHANCE_LEVELS[_plain(name)], "by chance"
         return self._start.get(name), "at the start"
 
     def _alert(self, kind: AlertKind, severity: Severity, sentence: str, **more: Any) -> Alert:

@@ -19,6 +19,7 @@ import math
 from typing import Any, final
 
 from quietsum.errors import InvalidParameter, PlanRefused, UnsupportedEvent
+from quietsum.learning.defaults import settle
 from quietsum.learning.noise.gradient_noise import DEFAULT_NOISE, LAWS, MODES
 from quietsum.learning.schedules import (
     Constant,
@@ -65,18 +66,20 @@ class PrivacyConfig:
     leaves may then let another of its person in, and is priced so: see :class:`~quietsum.privacy.events.OneInOneOut`.
     ``person_epsilon`` instead of ``epsilon`` calibrates the noise to what a whole person with ``max_records`` pays.
     ``noise`` is ``secure``, as in a plan, unless stated; Laplace noise exists as ``fast`` only, and is then that.
+    Epochs, batch, clip norm and kind of clipping that are left open are chosen from the number of records
+    (:mod:`quietsum.learning.defaults`).
     """
 
     epsilon: float | None = None
     delta: float | None = None
-    max_grad_norm: float = 1.0
+    max_grad_norm: float | None = None
     noise_multiplier: float | None = None
     noise_type: str = "gaussian"
     privacy_accounting: str = "exact"
-    epochs: int = 10
-    batch_size: int = 256
+    epochs: int | None = None
+    batch_size: int | None = None
     engine: str = "auto"
-    clipping: str = "flat"
+    clipping: str = ""
     noise: str = ""
     public_size: int | None = None
     neighbours: Neighbours | None = None
@@ -98,12 +101,16 @@ class PrivacyConfig:
                 positive(name, getattr(self, name))
         if self.delta is not None:
             open_probability("delta", self.delta)
-        positive("max_grad_norm", self.max_grad_norm, "one record's gradient is clipped to it")
-        _epochs("epochs", self.epochs)
-        whole_number("batch_size", self.batch_size, 1)
+        if self.max_grad_norm is not None:
+            positive("max_grad_norm", self.max_grad_norm, "one record's gradient is clipped to it")
+        if self.epochs is not None:
+            _epochs("epochs", self.epochs)
+        if self.batch_size is not None:
+            whole_number("batch_size", self.batch_size, 1)
         _choice("noise_type", self.noise_type, LAWS)
         _choice("privacy_accounting", self.privacy_accounting, ACCOUNTINGS)
-        _choice("clipping", self.clipping, CLIPPINGS)
+        if self.clipping:
+            _choice("clipping", self.clipping, CLIPPINGS)
         if not self.noise:
             object.__setattr__(self, "noise", DEFAULT_NOISE if self.noise_type == "gaussian" else "fast")
         _choice("noise", self.noise, MODES)
@@ -129,7 +136,7 @@ class PrivacyConfig:
                 problem = "is missing beside person_epsilon: without a bound a person may be in every record"
                 remedy = "state how many records of one person are used, for instance max_records=5"
                 raise InvalidParameter("max_records", None, problem, remedy)
-        if self.noise_type == "laplace" and self.clipping != "flat":
+        if self.noise_type == "laplace" and self.clipping not in ("", "flat"):
             problem = "bounds an L2 norm, and Laplace noise is scaled by the L1 norm: ε would be up to √d too small"
             raise InvalidParameter("clipping", self.clipping, problem, "use clipping='flat', which then clips in L1")
         if self.noise_type == "laplace" and self.noise == "secure":
@@ -147,7 +154,7 @@ class PrivacyConfig:
     @property
     def noise_of_count(self) -> float:
         """σ_b of adaptive clipping: stated, or a twentieth of the batch."""
-        return self.batch_size / 20 if self.count_noise is None else self.count_noise
+        return (self.batch_size or 0) / 20 if self.count_noise is None else self.count_noise
 
     def frozen(self) -> dict[str, Any]:
         """What a resumed run must keep besides its plan: all that its checkpoint or its noise depends on."""
@@ -253,8 +260,10 @@ def plan_training(
     then. What it costs is said by today's prices all the same.
     """
     neighbours, public = _declare(config, size)
+    config = settle(dataclasses.replace(config, epochs=config.epochs if epochs is None else epochs), public)
+    assert config.batch_size is not None and config.epochs is not None and config.max_grad_norm is not None
     bounded = config.max_records is not None
-    epochs = _epochs("num_epochs", config.epochs if epochs is None else epochs)
+    epochs = _epochs("num_epochs", config.epochs)
     if config.batch_size > public:
         problem = f"is more than the {public} records there are"
         raise InvalidParameter("batch_size", config.batch_size, problem, f"use at most {public}")
@@ -331,6 +340,7 @@ def _refuse_unreachable(config: PrivacyConfig, epochs: int, steps: int, terms: d
 
     With σ > E each coordinate's noise is larger than what all E expected records together can add to it.
     """
+    assert config.batch_size is not None
     most = float(config.batch_size)
     run = stages(config.schedule, epochs=epochs, steps_per_epoch=steps, noise=most, clip=1.0)
     event = run_event(run, terms["rate"], terms["law"], bounded=terms["bounded"])
@@ -360,6 +370,7 @@ def _find_person_noise(
         run = stages(config.schedule, epochs=epochs, steps_per_epoch=steps, noise=noise, clip=1.0)
         return person_event(run_event(run, terms["rate"], terms["law"]), size)
 
+    assert config.batch_size is not None
     most = config.batch_size
     try:
         least = price_event(

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from quietsum.errors import InvalidParameter
 from quietsum.learning.clipping import Automatic, Clip, Flat, FlatL1, PerLayer, QuantileClip
 from quietsum.learning.config import PrivacyConfig, TrainingSchedule
+from quietsum.learning.defaults import Balance, settle
 from quietsum.learning.engines.batch_mixing import SteadyEngine
 from quietsum.learning.engines.protocol import Batch, Engine, Loss, engine_for, rows_of
 from quietsum.learning.noise.gradient_noise import TorchNoise
@@ -129,6 +130,8 @@ class PrivateStep:
         self._rng = system_randomness() if rng is None else rng
         self._stated = mechanism.noise_multiplier
         self._small = 0
+        self.balance: Balance | None = None
+        """Weights of records by class, 1 at most, so that the bound on one record's part stands."""
         if adaptive is not None and (scaled is None or mechanism.law != "gaussian"):
             problem = "needs Gaussian noise and a loss that can be rescaled"
             raise InvalidParameter("clipping", "adaptive", problem, "use noise_type='gaussian'")
@@ -221,13 +224,22 @@ class PrivateStep:
         """Σ clip(∇ℓ_i), before noise. Private."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what a batch makes a library say is a fact about the batch
-            try:
-                sums = self.engine.clipped_sum(batch)
-                self._small = self._count_small(rows_of(batch))
-            except Exception:
-                sums = self._row_by_row(batch)
+            weighed = [(1.0, batch)] if self.balance is None else self.balance.parts(batch)
+            sums = self._clipped(weighed[0][1])
+            if weighed[0][0] != 1:
+                sums = tuple(part * weighed[0][0] for part in sums)
+            for weight, rows in weighed[1:]:
+                sums = tuple(total + part * weight for total, part in zip(sums, self._clipped(rows), strict=True))
         if self.scaled is not None:
             sums = tuple(part * self.scaled.max_norm for part in sums)
+        return sums
+
+    def _clipped(self, batch: Batch) -> tuple[Tensor, ...]:
+        try:
+            sums = self.engine.clipped_sum(batch)
+            self._small = self._count_small(rows_of(batch))
+        except Exception:
+            sums = self._row_by_row(batch)
         return sums
 
     def _row_by_row(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -251,6 +263,21 @@ class PrivateStep:
         """A fresh draw of what is added to the sum."""
         return self.mechanism.draw([parameter.detach() for parameter in self.engine.parameters])
 
+    def survey(self, batch: Batch) -> None:
+        """Release how many records of each class the batch holds, in place of a gradient, and let ``balance`` take it.
+
+        Guarantees: a record adds the step's sensitivity to one number, so the release costs :meth:`event`, like
+        :meth:`gradient`, of which one batch must not have both.
+        """
+        assert self.balance is not None
+        try:
+            found = self.balance.one_hot(batch)
+        except Exception:  # what a record raises is a fact about that record
+            found = torch.zeros_like(self.balance.counts)
+        device = self.engine.parameters[0].device
+        (noisy,) = self.mechanism.add((found.to(device) * self.sensitivity,))
+        self.balance.take(noisy.cpu() / self.sensitivity)
+
     def gradient(self, batch: Batch) -> tuple[Tensor, ...]:
         """(Σ clip(∇ℓ_i) + noise) / E in the parameters' own precision. This may be seen."""
         noisy = self.mechanism.add(self.deterministic(batch))
@@ -272,7 +299,9 @@ def build_step(
     model: nn.Module, loss: Loss, config: PrivacyConfig, plan: TrainingSchedule, rng: RandomSource | None = None
 ) -> PrivateStep:
     """The step that a config asks for, at the noise of the plan's first stage. Buffers move once a step, publicly."""
+    config = settle(config, plan.size)
     bound = config.max_grad_norm
+    assert bound is not None
     rules: dict[str, Clip] = {
         "flat": Flat(max_norm=bound), "per-layer": PerLayer(max_norm=bound), "automatic": Automatic(max_norm=bound),
         "adaptive": Flat(max_norm=bound),

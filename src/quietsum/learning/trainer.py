@@ -31,12 +31,23 @@ from quietsum.failpoints import reach
 from quietsum.learning.callbacks import EarlyStopping, Screen, StopTraining, as_callbacks
 from quietsum.learning.checks.before_training import check_step
 from quietsum.learning.config import PrivacyConfig, TrainingSchedule, plan_training
+from quietsum.learning.defaults import (
+    Balance,
+    Descending,
+    choose_rate,
+    count_survey_steps,
+    find_score_bias,
+    fit_shift,
+    has_classes,
+    make_balance,
+    settle,
+)
 from quietsum.learning.engines.batch_mixing import refuse_mixing
 from quietsum.learning.engines.hooks import refuse_hooks
 from quietsum.learning.engines.protocol import Loss, trainable
 from quietsum.learning.inputs import as_loss, as_records, as_rule, join_labels, rate_of, refuse_shared
 from quietsum.learning.noise.gradient_noise import more_noise, refuse_coarse
-from quietsum.learning.optimizers import AveragedWeights, BoundOptimizer, OptimizerKind
+from quietsum.learning.optimizers import SGD, Adam, AveragedWeights, BoundOptimizer, OptimizerKind
 from quietsum.learning.records import Records, bound_records
 from quietsum.learning.rehearsal import rehearse_model, rehearse_step, scoring, training
 from quietsum.learning.saving import check_checkpoint_fits, fill_model, read_checkpoint, save_model, write_checkpoint
@@ -108,6 +119,7 @@ logger = logging.getLogger(__name__)
 
 _LOOKED_THROUGH = 50_000
 """So many records of a data set that is not in memory are read once more at the start, to know them again."""
+_PLAIN_RATE = 0.1  # of plain descent, where nothing is stated beside it
 _LARGEST_RATE = 1e6  # times a clipped gradient: more is a slip of the pen, and is heard of before it is paid for
 
 
@@ -177,6 +189,11 @@ class PrivateTrainer:
         self._averages: AveragedWeights | None = None
         self._optimizer: BoundOptimizer | None = None
         self._books: TrainingBooks | None = None
+        self._balance: Balance | None = None
+        self._bias: nn.Parameter | None = None
+        self._unshifted: Tensor | None = None
+        self._kind: OptimizerKind | None = None
+        self._chosen = ""
         self._shows_average, self._lost = False, 0
         self._callbacks: tuple[Callable[[Epoch], object], ...] = ()
         self._progress: bool | None = False
@@ -194,7 +211,7 @@ class PrivateTrainer:
         *,
         num_epochs: int | None = None,
         learning_rate: float | None = None,
-        optimizer: str | OptimizerKind | type[torch.optim.Optimizer] | torch.optim.Optimizer = "sgd",
+        optimizer: str | OptimizerKind | type[torch.optim.Optimizer] | torch.optim.Optimizer | None = None,
         resume: bool = False,
         val_name: str = UNPROTECTED,
         example: Any = None,
@@ -215,6 +232,10 @@ class PrivateTrainer:
         The shape of a record is that of the tensors, or of ``example``, one made-up record as the data set would return
         it; a data set that is no tensor is refused without one, however many records it holds.
 
+        Without ``learning_rate`` and ``optimizer`` both follow from the plan, and classes are balanced
+        (:mod:`quietsum.learning.defaults`); :attr:`chosen` says what was chosen. With one of them the other is 0.1 or
+        plain descent; Adam's rate follows from the plan.
+
         ``people`` names the person of each record. With ``max_records`` in the config at most so many records of one
         person are used, the first ones, and :meth:`person_guarantee` states what a whole person pays.
 
@@ -230,27 +251,24 @@ class PrivateTrainer:
         dtype = self._parameters[0].dtype
         train_loader = as_records(train_loader, dtype=dtype)
         val_loader = as_records(val_loader, name="val_loader", dtype=dtype)
-        rule = as_rule(optimizer, self._parameters)
+        rule = None if optimizer is None else as_rule(optimizer, self._parameters)
         rate = rate_of(optimizer) if learning_rate is None else learning_rate
         with contextlib.nullcontext() if self._alerts is None else self._alerts.following(self._run):
-            return self._train(
-                train_loader, val_loader, num_epochs, 0.1 if rate is None else rate, rule, resume, val_name, example,
-                people,
-            )  # fmt: skip
+            return self._train(train_loader, val_loader, num_epochs, rate, rule, resume, val_name, example, people)
 
     def _train(
         self,
         train_loader: Any,
         val_loader: Iterable[Any] | None,
         num_epochs: int | None,
-        learning_rate: float,
-        optimizer: OptimizerKind,
+        learning_rate: float | None,
+        optimizer: OptimizerKind | None,
         resume: bool,
         val_name: str,
         example: Any,
         people: Sequence[Any] | NDArray[Any] | None,
     ) -> TrainingHistory:
-        if positive("learning_rate", learning_rate) > _LARGEST_RATE:
+        if learning_rate is not None and positive("learning_rate", learning_rate) > _LARGEST_RATE:
             problem = f"is more than {_LARGEST_RATE:,.0f}, and would throw the weights out of their range"
             raise InvalidParameter("learning_rate", learning_rate, problem, "0.1 to 10 is usual")
         records = Records.of(
@@ -265,7 +283,7 @@ class PrivateTrainer:
         rescued = False
         if self._spending is None:
             self._rehearse(records, val_loader, train_loader)
-            self._begin(records, num_epochs, optimizer, resume)
+            self._begin(records, num_epochs, learning_rate, optimizer, resume)
             rescued = resume and self._can_rescue()
         elif num_epochs is not None and num_epochs != self._spending.plan.epochs:
             problem = f"is not the {self._spending.plan.epochs} that the schedule was fixed with"
@@ -350,21 +368,37 @@ class PrivateTrainer:
                 self._metrics(self.model)
         self._begin_callbacks(val_loader)
 
-    def _begin(self, records: Records, epochs: int | None, optimizer: OptimizerKind, resume: bool) -> None:
+    def _begin(
+        self, records: Records, epochs: int | None, learning_rate: float | None, optimizer: OptimizerKind | None,
+        resume: bool,
+    ) -> None:  # fmt: skip
         """Plan, rehearse and open the books: everything that can be refused is refused here, before any charge."""
         if resume and self._workspace is None:
             problem = "needs a workspace: only a ledger remembers what a killed run has cost"
             raise InvalidParameter("resume", True, problem, "pass workspace= when you make the trainer")
         pricing = open_pricing(self._workspace, self._run) if resume and self._workspace is not None else PRICING
-        plan = plan_training(self.config, size=len(records), epochs=epochs, pricing=pricing)
+        stated = dataclasses.replace(self.config, epochs=self.config.epochs if epochs is None else epochs)
+        self.config = settle(stated, len(records), labelled=self.loss is cross_entropy or has_classes(records))
+        plan = plan_training(self.config, size=len(records), pricing=pricing)
+        open_choice = learning_rate is None and optimizer is None
         if self.config.max_records is not None:
             check_person(plan, size=self.config.max_records, declared=self.config.public_size is not None)
         with training(self.model):
             step = build_step(self.model, self.loss, self.config, plan, self._rng)
             rehearse_step(step, records, self._device)
+            if open_choice and self.config.clipping != "adaptive" and count_survey_steps(plan.steps):
+                self._balance = make_balance(self.model, records, self._device)
+                if self._balance is not None:
+                    with scoring(self.model):
+                        made_up = records.make_up(self._device)
+                        self._bias = find_score_bias(self.model, made_up, self._balance.classes)
         if self._selfcheck:
             with training(self.model):
                 check_step(self.model, self.loss, self.config, plan, records, self._device)
+        if optimizer is None:
+            optimizer = Adam() if open_choice else SGD()
+        self._chosen = f"{_name_rule(optimizer)}; " + _describe(plan, self.config, balanced=self._balance is not None)
+        self._kind = optimizer
         self._optimizer = optimizer.bind(self._parameters)
         if self.config.ema_decay is not None:
             self._averages = AveragedWeights(self._parameters, self.config.ema_decay)
@@ -384,6 +418,7 @@ class PrivateTrainer:
             except BaseException:
                 self.close()
                 raise
+        step.balance = self._balance
         self._step, self._spending = step, Spending(plan, charged, self._books)
 
     def _look_at(self, records: Records, ledger: Path) -> None:
@@ -399,7 +434,17 @@ class PrivateTrainer:
         for line in check_rows(ledger, {dataset: read}, reason=self._same_rows, remedy=remedy):
             logger.warning("%s", line)
 
-    def _chunk(self, records: Records, learning_rate: float) -> None:
+    def _rate(self, stated: float | None) -> Callable[[int], float]:
+        """The learning rate by step."""
+        if stated is not None:
+            return lambda step: stated
+        assert self._spending is not None
+        if not isinstance(self._kind, Adam):
+            return lambda step: _PLAIN_RATE
+        steps = self._spending.plan.steps
+        return Descending(peak=choose_rate(steps), steps=steps)
+
+    def _chunk(self, records: Records, learning_rate: float | None) -> None:
         """Some epochs: reserved, made, committed, checkpointed. In that order."""
         assert self._step is not None and self._spending is not None and self._optimizer is not None
         step, spending = self._step, self._spending
@@ -415,17 +460,25 @@ class PrivateTrainer:
         )
         if step.event() != spending.plan.event_as_made(stage):
             raise QuietsumError("the step is not the one that was planned and charged; this is a fault of quietsum")
-        for _ in range(count):
+        rate, first = self._rate(learning_rate), spending.charged - count
+        asked = 0 if self._balance is None else count_survey_steps(spending.plan.steps)
+        for number in range(first, first + count):
             self._screen.step()
+            batch = records.batch(step.sample(len(records)), self._device)
+            if number < asked and self._balance is not None:
+                step.survey(batch)
+                if number == asked - 1:
+                    self._balance.finish(steps=asked, noise=step.noise_multiplier)
+                reach("train:step")
+                continue
             variance = step.mechanism.variance / step.expected_batch**2
-            gradient = step.gradient(records.batch(step.sample(len(records)), self._device))
-            self._optimizer.step(gradient, learning_rate=learning_rate, noise_variance=variance)
+            self._optimizer.step(step.gradient(batch), learning_rate=rate(number), noise_variance=variance)
             if self._averages is not None:
                 self._averages.take()
             reach("train:step")
         if not all(bool(torch.isfinite(parameter).all()) for parameter in self._parameters):
             problem = "made the weights overflow"
-            raise InvalidParameter("learning_rate", learning_rate, problem, "take smaller steps; the charge stands")
+            raise InvalidParameter("learning_rate", rate(first), problem, "take smaller steps; the charge stands")
         if self._books is not None and receipt is not None:
             self._books.commit(receipt)
             reach("train:committed")
@@ -498,6 +551,13 @@ class PrivateTrainer:
         """The engine and why it was chosen, once training has begun."""
         return "" if self._step is None else f"{self._step.engine.name}: {self._step.engine.why}"
 
+    @property
+    def chosen(self) -> str:
+        """Optimizer, batch, steps, clip and class balance in one line, stated or chosen, once training has begun."""
+        if self._balance is None or self._balance.weights is None:
+            return self._chosen
+        return f"{self._chosen}; weights of the classes {[round(w, 4) for w in self._balance.weights.tolist()]}"
+
     def guarantee(self) -> Guarantee:
         """What may be said about the model: the cost of the whole plan, however much of it ran."""
         claim, told = self._require_spending().claim(), []
@@ -559,6 +619,8 @@ class PrivateTrainer:
     def _parts(self) -> dict[str, dict[str, Tensor]]:
         assert self._optimizer is not None
         parts = {"model": dict(self.model.state_dict()), "optimizer": self._optimizer.state()}
+        if self._balance is not None:
+            parts["balance"] = self._balance.state()
         return parts if self._averages is None else {**parts, "average": self._averages.state()}
 
     def _restore(self, step: PrivateStep, charged: int) -> None:
@@ -574,6 +636,8 @@ class PrivateTrainer:
         except RuntimeError as error:
             raise CorruptState(f"the checkpoint holds another model: {str(error).splitlines()[-1].strip()}") from None
         self._optimizer.restore(saved.part("optimizer"))
+        if self._balance is not None:
+            self._balance.restore(saved.part("balance"))
         if self._averages is not None:
             self._averages.restore(saved.part("average"))
         if step.adaptive is not None:
@@ -592,9 +656,34 @@ class PrivateTrainer:
         return True
 
     def _show_average(self, wanted: bool) -> None:
-        if self._averages is not None and wanted != self._shows_average:
+        """Exchange the weights that train with those that are shown: averaged, and with the classes' own shares."""
+        if wanted == self._shows_average:
+            return
+        if not wanted:
+            self._shift(back=True)
+        if self._averages is not None:
             self._averages.swap()
-            self._shows_average = wanted
+        if wanted:
+            self._shift(back=False)
+        self._shows_average = wanted
+
+    @torch.no_grad()
+    def _shift(self, *, back: bool) -> None:
+        """Move the scores of a balanced model to the classes' own shares, or back, to the last bit."""
+        if back:
+            if self._unshifted is not None and self._bias is not None:
+                self._bias.copy_(self._unshifted)
+            self._unshifted = None
+        elif self._balance is not None and self._balance.weights is not None and self._bias is not None:
+            self._unshifted = self._bias.detach().clone()
+            self._bias.add_(fit_shift(self._bias, self._balance.shift()))
+
+
+def _describe(plan: TrainingSchedule, config: PrivacyConfig, *, balanced: bool) -> str:
+    """Batch, steps, clip and balance in words."""
+    shares = ", the first of them for the classes' shares" if balanced else ""
+    clip = f"{config.clipping} clip {config.max_grad_norm:g}"
+    return f"{plan.steps} steps of {plan.expected_batch:g} expected records{shares}; {clip}"
 
 
 def _name_rule(kind: OptimizerKind) -> str:

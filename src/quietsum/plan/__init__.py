@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Signal as Signal,
     )
     from quietsum.plan.resolution.layers import LAYERS as LAYERS, OFF as OFF, ON as ON, Layer as Layer, layers as layers
+    from quietsum.plan.resolution.learnable import Learnable as Learnable, Prospect as Prospect, predict as predict
     from quietsum.plan.resolution.lengths import (
         LARGEST as LARGEST,
         longest_update as longest_update,

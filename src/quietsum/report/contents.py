@@ -20,6 +20,7 @@ from quietsum.ledger import Kind, Ledger, RunHistory, bound_advantage, budget_to
 from quietsum.plan import Plan, ResolvedPlan, SecurePlan, card, layers, resolve
 from quietsum.privacy import Guarantee, Observer, PrivacyUnit
 from quietsum.report.page import render_page
+from quietsum.report.verdict import judge
 from quietsum.runs import (
     NO_GUARANTEE,
     RunFolder,
@@ -95,6 +96,7 @@ def build(folder: RunFolder, workspace: Workspace, ledger: Ledger | None = None)
         ],
         "metrics": metrics,
         "references": references,
+        "verdict": judge(metrics, references),
         "parties": _parties(resolved),
         "card": card(resolved).to_dict(),
         "layers": [layer.to_dict() for layer in layers(resolved, sites=folder.sites)],

@@ -129,9 +129,14 @@ def _metrics(values: Mapping[str, Any]) -> Iterable[str]:
     if not metrics:
         return
     yield "<h2>How good the model is</h2>"
+    if values.get("verdict"):  # reports of older versions have none
+        yield f'<p class="warning">{escape(values["verdict"])}</p>'
     yield _table(["measure", "value", "on which data"], [
         [metric["name"].replace("_", " "), f"{metric['value']:.3f}", metric["on"]] for metric in metrics
     ])  # fmt: skip
+    if "chance" in metrics[0]:
+        level = f"{metrics[0]['chance']:.3f}"
+        yield f'<p class="quiet">A model that knows nothing scores {level} in {escape(metrics[0]["name"])}.</p>'
     if values["references"]:
         first = metrics[0]
         yield _table(["for comparison", first["name"].replace("_", " "), "on which data"], [

@@ -364,7 +364,11 @@ def _go_on(
         "run": folder.run, "plan": plan.digest, "round": done, "outcome": outcome, "head": ledger.head.to_dict(),
         "guarantees": [guarantee.to_dict() for guarantee in claimed],
         "metrics": [
-            {"name": name, "value": value, "on": measured.stands_on(name)} for name, value in measured.values.items()
+            {
+                "name": name, "value": value, "on": measured.stands_on(name),
+                **({"chance": measured.chance[name]} if name in measured.chance else {}),
+            }
+            for name, value in measured.values.items()
         ] if done else [],  # the model that everybody begins with says nothing about this run
         "references": _references(task, resolved) if done else {},
     }  # fmt: skip

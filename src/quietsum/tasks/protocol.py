@@ -95,11 +95,14 @@ class Metrics:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a task is best trained, chosen without its test rows; ``training`` is what PrivacyConfig takes besides ε."""
+    """How a task is best trained, chosen without its test rows; ``training`` is what PrivacyConfig takes besides ε.
 
-    learning_rate: float
-    optimizer: str
-    training: dict[str, Any]
+    ``Settings()`` leaves all of it to :mod:`quietsum.learning.defaults`, which is what a task of one's own begins with.
+    """
+
+    learning_rate: float | None = None
+    optimizer: str | None = None
+    training: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 # ------------------------------------------------------------------------------------------------ what a run asks

@@ -107,6 +107,8 @@ def show(
         print(textwrap.fill(note, 80), end="\n\n")
     for metric in values["metrics"]:
         print(f"{metric['name'].replace('_', ' '):<24} {metric['value']:.3f}  on {metric['on']}")
+    if values.get("verdict"):  # reports of older versions have none
+        print(textwrap.fill(values["verdict"], 80))
     if values.get("layers"):  # reports of older versions have none
         print("\nLayers of defence")
         for line in layer_lines(values["layers"]):

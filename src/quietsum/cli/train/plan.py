@@ -113,7 +113,7 @@ def _show(file: Path, resolved: ResolvedPlan, task: Task, answer: Rehearsal) -> 
     from quietsum.cli.shared.lifetimes import lifetime_sentences
     from quietsum.cli.shared.output import console, layer_lines
     from quietsum.cli.train.plan_secure import other_ways
-    from quietsum.plan import layers
+    from quietsum.plan import layers, predict
 
     screen = console()
     table = Table.grid(padding=(0, 2))
@@ -129,7 +129,10 @@ def _show(file: Path, resolved: ResolvedPlan, task: Task, answer: Rehearsal) -> 
         screen.print(_forecast_table(forecast, resolved))
         print()
         _chart(resolved)
-        for sentence in (*_noise_sentences(resolved), _length_sentence(resolved, task)):
+        told = predict(resolved)
+        for sentence in (
+            *_noise_sentences(resolved), *([] if told is None else [told.sentence]), _length_sentence(resolved, task)
+        ):  # fmt: skip
             screen.print(Text(sentence))
     screen.print(Text("Layers of defence:"))
     for line in layer_lines([layer.to_dict() for layer in layers(resolved)], min(screen.width, 100)):
@@ -427,13 +430,13 @@ def _print_values(resolved: ResolvedPlan, task: Task, answer: Rehearsal) -> None
 
     from quietsum.cli.shared.output import print_json
     from quietsum.cli.train.plan_secure import secure_values
-    from quietsum.plan import NO_GUARANTEE, layers
+    from quietsum.plan import NO_GUARANTEE, layers, predict
     from quietsum.privacy import PrivacyUnit
 
     forecast = resolved.forecast(_rounds_shown(resolved.plan.federation.rounds, MOST_ROWS))
     signals = {signal.party: signal for signal in resolved.signal()}
     clients, clipped = resolved.client_signal(), resolved.mechanism_of(PrivacyUnit.RECORD)
-    longest = _longest(resolved, task)
+    longest, told = _longest(resolved, task), predict(resolved)
 
     def signal(party: str) -> dict[str, float] | None:
         found = signals.get(party)
@@ -476,6 +479,7 @@ def _print_values(resolved: ResolvedPlan, task: Task, answer: Rehearsal) -> None
         "whole_plan": [{**one.to_dict(), "whom": one.whom} for one in forecast.whole],
         "affordable_rounds": resolved.affordable_rounds,
         "noise_against_signal": signal(""),
+        "learnable": None if told is None else dataclasses.asdict(told),
         "books": [_book(book) for book in answer.books],
         "lifetimes": [_outlook(one) for one in answer.outlooks],
         "budget_exhausted": None if answer.refusal is None else str(answer.refusal),

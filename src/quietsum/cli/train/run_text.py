@@ -126,8 +126,12 @@ def _print_scores(values: Mapping[str, Any]) -> None:
         return
     metric = values["metrics"][0]
     rows = {"this model": metric["value"], **values["references"]}
+    if "chance" in metric:
+        rows["by chance"] = metric["chance"]
     width = max(map(len, rows))
     print(f"{metric['name'].replace('_', ' ')} on {metric['on']}")
     for label, score in rows.items():
         print(f"  {label:<{width}}  {score:.3f}")
+    if values.get("verdict"):
+        print(textwrap.fill(values["verdict"], 80))
     print()

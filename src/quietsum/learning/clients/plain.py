@@ -25,18 +25,21 @@ from quietsum.validate import positive, whole_number
 
 __all__ = ["PlainSettings", "PlainTask", "PlainlyTuned", "fresh_model", "plain_learning_rate", "train_plainly"]
 
+_USUAL = 1e-3
+"""Adam's learning rate as Kingma and Ba suggest it."""
+
 
 class PlainSettings(Protocol):
     """How a task is trained: what :class:`quietsum.tasks.Settings` holds."""
 
     @property
-    def learning_rate(self) -> float:
-        """The size of a step."""
+    def learning_rate(self) -> float | None:
+        """The size of a step; None leaves it open."""
         ...
 
     @property
-    def optimizer(self) -> str:
-        """``sgd``, ``momentum``, ``adam`` or ``dp-adam``."""
+    def optimizer(self) -> str | None:
+        """``sgd``, ``momentum``, ``adam`` or ``dp-adam``; None leaves it open."""
         ...
 
     @property
@@ -97,7 +100,9 @@ def fresh_model(task: PlainTask, seed: int) -> nn.Module:
 
 
 def plain_learning_rate(settings: PlainSettings) -> float:
-    """The private learning rate times min(1, C)."""
+    """The private learning rate times min(1, C); where it is open, that of Adam which is usual."""
+    if settings.learning_rate is None:
+        return _USUAL
     return float(settings.learning_rate) * min(1.0, float(settings.training.get("max_grad_norm", 1.0)))
 
 
@@ -131,7 +136,7 @@ def train_plainly(
     rate = positive("learning_rate", rate)
     model = fresh_model(task, seed) if model is None else model
     _, parameters = trainable(model)
-    optimizer = optimizer_named(chosen.optimizer).bind(parameters)
+    optimizer = optimizer_named(chosen.optimizer or "adam").bind(parameters)
     decay = known.get("ema_decay")
     averages = None if decay is None else AveragedWeights(parameters, decay)
     device = parameters[0].device
@@ -167,7 +172,8 @@ def train_plainly(
 def _choose(task: PlainTask, settings: PlainSettings | None) -> tuple[PlainSettings, float]:
     """The settings of the plain run and its learning rate."""
     if settings is not None:
-        return settings, settings.learning_rate
+        return settings, _USUAL if settings.learning_rate is None else settings.learning_rate
     if isinstance(task, PlainlyTuned):
-        return task.plain_settings, task.plain_settings.learning_rate
+        rate = task.plain_settings.learning_rate
+        return task.plain_settings, _USUAL if rate is None else rate
     return task.settings, plain_learning_rate(task.settings)

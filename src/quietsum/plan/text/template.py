@@ -35,8 +35,9 @@ class Defaults:
     """What a fresh plan says about sites, training and records. A sample rate fits parties of all sizes.
 
     ``parties`` is how many clients are made of ``split`` (None: the task's own sites as they are). ``momentum`` is the
-    server's; 0 is FedAvg. ``person`` is what the task calls its people, and how many records of each are used; with
-    ``promises_person`` the plan says what a whole one pays, and not only in a comment.
+    server's; 0 is FedAvg, and FedAdam where ``adam`` is its learning rate. ``person`` is what the task calls its
+    people, and how many records of each are used; with ``promises_person`` the plan says what a whole one pays, and
+    not only in a comment.
     """
 
     rounds: int
@@ -52,6 +53,8 @@ class Defaults:
     momentum: float = 0.0
     person: tuple[str, int] | None = None
     promises_person: bool = False
+    adam: float | None = None
+    """The server's learning rate for FedAdam, in place of ``momentum``."""
 
 
 @final
@@ -93,9 +96,21 @@ DEFAULTS: Mapping[str, Defaults] = MappingProxyType({
     "fashion-mnist": _deal_out(4, rounds=40, sample_rate=0.25, learning_rate=32.0, max_grad_norm=0.1, delta=1e-6),
 })  # fmt: skip
 HEART_DEFAULTS = DEFAULTS["heart"]
+OTHER_ROUNDS = 60
 OTHER_DEFAULTS = Defaults(
-    rounds=20, sample_rate=0.1, local_steps=None, local_epochs=1, learning_rate=0.5, max_grad_norm=1.0
+    rounds=OTHER_ROUNDS,
+    sample_rate=0.2,
+    learning_rate=1.0,
+    max_grad_norm=1.0,
+    delta=1e-6,
+    adam=round(0.6 / OTHER_ROUNDS**0.5, 2),
 )
+"""Of a task that has no row of its own: one step a round, whose mean the server scales by coordinate.
+
+The rule is that of :mod:`quietsum.learning.defaults` for one site, where it is measured: Adam divides by
+the noise where noise is what there is, so its rate depends on the number of steps alone, and neither clip nor
+features' scale nor σ have to be known. A running mean of the models stands for the rate's line to 0.
+"""
 
 CLIENTS: Mapping[str, Clients] = MappingProxyType({
     "heart": Clients(rounds=20, learning_rate=0.4, max_norm=0.5, delta=0.02, local_steps=1, momentum=0.0),
@@ -294,11 +309,22 @@ def _aggregation(chosen: Defaults, clients: Clients | None, secure: bool) -> str
     if secure and clients is None:
         weights = ("size", "every record counts alike")
     server = f'{{ kind = "fedavgm", momentum = {momentum} }}' if momentum else '{ kind = "fedavg" }'
+    adam = chosen.adam if clients is None else None
+    moved: tuple[str, ...] = (
+        _line(f"optimizer = {server}", 'or "fedadam"' if momentum else 'or "fedavgm", "fedadam"'),
+    )
+    if adam is not None:
+        moved = (
+            _line('optimizer.kind = "fedadam"', 'or "fedavgm", "fedavg"'),
+            _line(f"optimizer.learning_rate = {adam}", "0.6 / √rounds, at any noise"),
+            _line("optimizer.floor = 1e-6", "below the noise of any step"),
+            _line("optimizer.average = 0.9", "a running mean of models: less noise"),
+        )
     return "\n".join((
         "[aggregation]",
         *_rule(clients is None and not secure),
         _line(f'weights = "{weights[0]}"', weights[1]),
-        _line(f"optimizer = {server}", 'or "fedadam"' if momentum else 'or "fedavgm", "fedadam"'),
+        *moved,
         *(_mask_lines(chosen, clients) if secure else _offer_masks(clients)),
     ))  # fmt: skip
 

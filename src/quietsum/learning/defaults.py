@@ -1,0 +1,263 @@
+"""What private training does where nothing is stated: batch, epochs, clip, optimizer, learning rate, class balance.
+
+Each is a function of public numbers alone: how many records are declared (n), how many classes the model has, σ and
+the length of the plan. There is no table of data sets. With T steps, batch E and C the clip:
+
+    steps           T = 200
+    passes          P = 200 up to 2,500 records, then 500,000 / n, and 20 at least; E = n P / T
+                    (fewer than 200 records: T = P = n, and 20 at least)
+    clip            flat, C = 1, where labels are classes; automatic (Bu et al. 2023) elsewhere
+    optimizer       Adam (Kingma, Ba 2015), β = 0.9 and 0.999
+    learning rate   0.8 / √T at first, then a straight line to 0
+    class balance   a record of class y counts r / s_y, with s the noisy shares of the classes and r the rarest
+
+**Steps.** At one ε, σ grows like √T as long as σ > 1 (privacy amplification by sampling), so the noise of the whole
+run, σ √d / (E √T), hardly depends on T. More steps cost time alone, and more passes hardly help once σ > 2.
+
+**Clip.** The gradient of the cross entropy in the last bias is p − y, whose length is 0.7 or more before anything is
+learnt. So C = 1 bounds no more than is there at the start, at any scale of the features. Automatic clipping gives
+every record the same weight for ever; where one class is rare its records are outvoted, and the score falls below
+chance. Other losses have no such scale, so their gradients are brought to one length.
+
+**Learning rate.** Where noise exceeds signal, Adam's root is the noise's deviation: a step moves each weight by
+lr · N(0, 1), and T steps on a line to 0 are a random walk of 0.8/√3 = 0.46 at any σ, C and d.
+Where signal exceeds noise a weight moves by lr at most. Both are near what weights of usual layers need.
+
+**Class balance.** The first twentieth of the steps release how many records of each class the batch holds in place of
+a gradient: one number 1 a record, so the same sensitivity, the same noise and the same event. Shares that stand out
+of the noise then weigh records *after* the clip, which only lessens what a record can do; nothing is drawn or charged
+beside the plan. Where no class has less than half of an even share all records count alike. Because balanced training
+shifts the scores, the log of the weights is taken off the last bias when the model is shown
+(Menon et al. 2021, "Long-tail learning via logit adjustment"): for AUC nothing changes, and probabilities fit again.
+
+Measured over twenty models of thirteen data sets at ε 1, 3 and 8 in decision record 48; ``benchmarks/defaults.py``
+repeats it with what others' tutorials choose.
+
+>>> choose_length(60_000, None, None), choose_length(300, None, None), choose_length(10_000, None, 5)
+((6000, 20), (300, 200), (250, 5))
+>>> rate = Descending(peak=choose_rate(200), steps=200)
+>>> round(rate(0), 4), round(rate(100), 4), rate(200)
+(0.0566, 0.0283, 0.0)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, final
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from quietsum.learning.config import PrivacyConfig
+    from quietsum.learning.engines.protocol import Batch
+    from quietsum.learning.records import Records
+
+__all__ = [
+    "Balance",
+    "Descending",
+    "choose_length",
+    "choose_rate",
+    "count_classes",
+    "count_survey_steps",
+    "make_balance",
+    "settle",
+]
+
+STEPS = 200
+_ROWS = 500_000  # records read in a run, where the data does not ask for more
+_FEWEST_PASSES = 20
+_WALK = 0.8  # the first learning rate is this over √T
+_SURVEYED = 20  # one step in so many asks for classes
+_SEEN = 3.0  # a class counts where it exceeds its noise so many times
+
+
+def choose_length(size: int, batch_size: int | None, epochs: int | None) -> tuple[int, int]:
+    """Batch and epochs for ``size`` records; what is stated stays, the other is chosen for about 200 steps."""
+    if batch_size is None and epochs is None:
+        passes = min(STEPS, max(_FEWEST_PASSES, min(size, round(_ROWS / size))))
+        return max(1, min(size, round(size * passes / min(STEPS, max(size, _FEWEST_PASSES))))), passes
+    if batch_size is None:
+        assert epochs is not None
+        return max(1, min(size, round(size * epochs / STEPS))), epochs
+    return batch_size, max(1, round(STEPS * batch_size / size)) if epochs is None else epochs
+
+
+def settle(config: PrivacyConfig, size: int, *, labelled: bool = True) -> PrivacyConfig:
+    """``config`` with every number that it leaves open, for ``size`` records; ``labelled``: they have classes."""
+    public = config.public_size or max(1, size)
+    batch, epochs = choose_length(public, config.batch_size, config.epochs)
+    clipping = config.clipping
+    if not clipping:
+        free = not labelled and config.max_grad_norm is None and config.noise_type == "gaussian"
+        clipping = "automatic" if free else "flat"
+    norm = 1.0 if config.max_grad_norm is None else config.max_grad_norm
+    return dataclasses.replace(config, batch_size=batch, epochs=epochs, clipping=clipping, max_grad_norm=norm)
+
+
+def choose_rate(steps: int) -> float:
+    """Adam's first learning rate for a plan of so many steps."""
+    return _WALK / math.sqrt(steps)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Descending:
+    """A learning rate on a straight line from ``peak`` to 0 behind the last step."""
+
+    peak: float
+    steps: int
+
+    def __call__(self, step: int) -> float:
+        """The rate of step 0 … steps − 1."""
+        return self.peak * (1 - step / self.steps)
+
+
+# ---------------------------------------------------------------------------------------------- class balance
+
+
+def count_survey_steps(steps: int) -> int:
+    """How many of a plan's steps ask how many records each class has; 0 in a short plan, which has none to spare."""
+    return steps // _SURVEYED
+
+
+def count_classes(model: nn.Module, records: Records, device: torch.device) -> int | None:
+    """How many classes the model tells apart, from made-up rows; None where records are not (inputs, class)."""
+    if not has_classes(records):
+        return None
+    with torch.no_grad():
+        scores = model(records.make_up(device)[0])
+    if not isinstance(scores, Tensor) or scores.dim() not in (1, 2):
+        return None
+    return 2 if scores.dim() == 1 or scores.shape[1] == 1 else int(scores.shape[1])
+
+
+def has_classes(records: Records) -> bool:
+    """Whether a record is (inputs, one whole number)."""
+    if len(records.schema) != 2:
+        return False
+    shape, dtype = records.schema[1]
+    return not shape and not dtype.is_floating_point and dtype != torch.bool
+
+
+@final
+class Balance:
+    """Noisy counts of the classes, and what follows from them: weights of records, and a shift of the scores.
+
+    Guarantees: everything but :meth:`one_hot` is a function of released counts and public numbers.
+    """
+
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+        self.counts = torch.zeros(classes + 1, dtype=torch.float64)  # the last one: labels that are none of them
+        self._weights: Tensor | None = None
+
+    def one_hot(self, batch: Batch) -> Tensor:
+        """How many records of each class the batch holds. Private: one record moves one number by 1."""
+        labels = batch[1].to(torch.int64)
+        known = torch.where((labels >= 0) & (labels < self.classes), labels, self.classes)
+        return torch.bincount(known, minlength=self.classes + 1).to(torch.float64)
+
+    def take(self, released: Tensor) -> None:
+        """One noisy count."""
+        self.counts += released.to(self.counts)
+
+    def finish(self, *, steps: int, noise: float) -> None:
+        """Fix the weights after so many counts, each with noise of deviation ``noise``."""
+        self._weights = weigh_classes(self.counts, _SEEN * noise * math.sqrt(steps))
+
+    @property
+    def weights(self) -> Tensor | None:
+        """What a record of each class counts, 1 at most; None where all count alike, or before :meth:`finish`."""
+        return None if self._weights is None or bool((self._weights == 1).all()) else self._weights
+
+    def parts(self, batch: Batch) -> list[tuple[float, Batch]]:
+        """The batch by weight; records with a label that is no class count fully."""
+        weights = self.weights
+        if weights is None:
+            return [(1.0, batch)]
+        labels = batch[1].to(torch.int64)
+        known = (labels >= 0) & (labels < self.classes)
+        of_rows = torch.where(known, weights.to(labels.device)[labels.clamp(0, self.classes - 1)], 1.0)
+        found = []
+        for weight in sorted(set(weights.tolist()) | {1.0}):
+            chosen = of_rows == weight
+            found.append((weight, tuple(part[chosen] for part in batch)))
+        return found
+
+    def shift(self) -> Tensor:
+        """What to add to the scores of a balanced model: −ln w of each class, around 0."""
+        assert self._weights is not None
+        found = -self._weights.log()
+        return found - found.mean()
+
+    def state(self) -> dict[str, Tensor]:
+        """Counts and weights as tensors."""
+        kept = torch.ones(self.classes, dtype=torch.float64) if self._weights is None else self._weights
+        return {"counts": self.counts, "weights": kept, "done": torch.tensor(self._weights is not None)}
+
+    def restore(self, saved: dict[str, Tensor]) -> None:
+        """What :meth:`state` returned."""
+        self.counts = saved["counts"].clone()
+        self._weights = saved["weights"].clone() if bool(saved["done"]) else None
+
+
+def weigh_classes(counts: Tensor, seen: float) -> Tensor:
+    """Weights of classes from noisy counts, the last of which are other labels; below ``seen`` a count is noise.
+
+    Of two classes the rarer counts 1 and the other one is brought down to it. Of more, no class is brought below a
+    quarter of an even share, so that one rare class does not silence the others. Weights are rounded to powers of √2,
+    which keeps their number, and with it the work of a step, small.
+
+    >>> weigh_classes(torch.tensor([990.0, 10.0, 0.0]), 3.0)
+    tensor([0.0110, 1.0000], dtype=torch.float64)
+    >>> weigh_classes(torch.tensor([700.0, 300.0, 0.0]), 3.0), weigh_classes(torch.tensor([990.0, 10.0, 0.0]), 30.0)
+    (tensor([1., 1.], dtype=torch.float64), tensor([1., 1.], dtype=torch.float64))
+    """
+    classes = len(counts) - 1
+    own, weights = counts[:-1].to(torch.float64), torch.ones(classes, dtype=torch.float64)
+    there = own > seen
+    total = float(own.clamp(min=0).sum())
+    if int(there.sum()) < 2 or float(counts[-1]) > max(seen, 0.01 * total):
+        return weights
+    rarest = float(own[there].min())
+    if rarest >= total / (2 * classes):
+        return weights
+    level = rarest if classes == 2 else max(rarest, total / (4 * classes))
+    exact = (level / own[there]).clamp(max=1.0)
+    weights[there] = 2 ** ((2 * torch.log2(exact)).round() / 2)
+    return weights
+
+
+def make_balance(model: nn.Module, records: Records, device: torch.device) -> Balance | None:
+    """An empty survey of the classes; None where there are none to tell apart."""
+    classes = count_classes(model, records, device)
+    return None if classes is None or classes < 2 else Balance(classes)
+
+
+@torch.no_grad()
+def find_score_bias(model: nn.Module, rows: Batch, classes: int) -> nn.Parameter | None:
+    """The parameter that is added to the scores, found by moving each that could be on made-up rows; None without."""
+    before = model(rows[0])
+    width = before.shape[-1] if before.dim() == 2 else 1
+    if width not in (1, classes):
+        return None
+    for _, parameter in reversed(list(model.named_parameters())):
+        if tuple(parameter.shape) != (width,) or not parameter.requires_grad:
+            continue
+        kept, moved = parameter.detach().clone(), torch.linspace(-1.0, 2.0, width).to(parameter)
+        try:
+            parameter.add_(moved)
+            after = model(rows[0])
+        finally:
+            parameter.copy_(kept)
+        wanted = before + (moved if before.dim() == 2 else moved[0])
+        if torch.allclose(after, wanted, rtol=1e-4, atol=1e-4):
+            return parameter
+    return None
+
+
+def fit_shift(bias: nn.Parameter, shift: Tensor) -> Tensor:
+    """``shift`` of two or more scores as a change of ``bias``, which may hold the one score of two classes."""
+    return shift.to(bias) if len(bias) == len(shift) else (shift[1:] - shift[:1]).to(bias)

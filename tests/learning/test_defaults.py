@@ -1,0 +1,213 @@
+"""What training chooses where nothing is stated, and the survey of classes that it is paid with a step's own event."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from quietsum.learning import PrivacyConfig, PrivateTrainer
+from quietsum.learning.clipping import Flat
+from quietsum.learning.config import plan_training
+from quietsum.learning.defaults import (
+    Balance,
+    Descending,
+    choose_length,
+    choose_rate,
+    count_survey_steps,
+    find_score_bias,
+    fit_shift,
+    settle,
+    weigh_classes,
+)
+from quietsum.learning.step import PrivateStep, cross_entropy
+from quietsum.tasks.scores import roc_auc
+
+
+def skewed(rows: int, share: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two classes two deviations apart, far from the origin, the second one rare."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = (torch.rand(rows, generator=generator) < share).to(torch.int64)
+    inputs = torch.randn(rows, 6, generator=generator) + 1.0
+    inputs[:, 0] += 2.0 * labels
+    return inputs, labels
+
+
+def auc_of(model: nn.Module, records: tuple[torch.Tensor, torch.Tensor]) -> float:
+    with torch.no_grad():
+        scores = model(records[0])
+    return roc_auc(records[1].numpy(), (scores[:, 1] - scores[:, 0]).double().numpy())
+
+
+@pytest.mark.parametrize("size", [200, 300, 2_500, 60_000, 300_000])
+def test_a_chosen_plan_has_about_two_hundred_steps_of_no_more_records_than_there_are(size: int) -> None:
+    plan = plan_training(PrivacyConfig(epsilon=3.0, delta=1e-9), size=size)
+    assert 190 <= plan.steps <= 220
+    assert plan.expected_batch <= size
+    assert plan.rate * plan.steps >= 19
+
+
+def test_few_records_take_few_steps_of_all_of_them() -> None:
+    assert [choose_length(size, None, None) for size in (1, 10, 50, 199)] == [
+        (1, 20),
+        (10, 20),
+        (50, 50),
+        (199, 199),
+    ]
+
+
+def test_what_is_stated_stays() -> None:
+    config = settle(PrivacyConfig(epsilon=1.0, batch_size=32, epochs=3, max_grad_norm=0.5), 1000, labelled=False)
+    assert (config.batch_size, config.epochs, config.max_grad_norm, config.clipping) == (32, 3, 0.5, "flat")
+    assert choose_length(1000, 50, None) == (50, 10)
+    assert settle(PrivacyConfig(epsilon=1.0), 1000, labelled=False).clipping == "automatic"
+    assert settle(PrivacyConfig(epsilon=1.0), 1000).clipping == "flat"
+    assert settle(PrivacyConfig(epsilon=1.0, noise_type="laplace"), 1000, labelled=False).clipping == "flat"
+
+
+def test_the_choice_is_a_function_of_the_declared_size_alone() -> None:
+    config = PrivacyConfig(epsilon=3.0, public_size=1000)
+    assert settle(config, 900) == settle(config, 1100)
+    assert plan_training(config, size=900).stages == plan_training(config, size=1100).stages
+
+
+def test_the_rate_falls_on_a_line_and_noise_walks_as_far_in_any_number_of_steps() -> None:
+    for steps in (50, 200, 800):
+        rate = Descending(peak=choose_rate(steps), steps=steps)
+        walked = math.sqrt(sum(rate(step) ** 2 for step in range(steps)))
+        assert walked == pytest.approx(0.8 / math.sqrt(3), rel=0.02)
+    assert Descending(peak=1.0, steps=4)(3) == 0.25
+
+
+# ------------------------------------------------------------------------------------------------ class balance
+
+
+def test_a_survey_moves_by_the_sensitivity_for_one_record_and_is_noised_like_a_gradient() -> None:
+    model = nn.Linear(3, 2)
+    step = PrivateStep.build(
+        model, cross_entropy, Flat(max_norm=0.5), noise_multiplier=2.0, rate=1.0, expected_batch=1.0, engine="vmap"
+    )
+    step.balance = Balance(2)
+    batch = (torch.zeros(3, 3), torch.tensor([0, 1, 7]))
+    assert step.balance.one_hot(batch).tolist() == [1.0, 1.0, 1.0]
+    rows = []
+    for _ in range(400):
+        step.balance.counts.zero_()
+        step.survey(batch)
+        rows.append(step.balance.counts.clone())
+    found = torch.stack(rows)
+    assert found.mean(0).tolist() == pytest.approx([1.0, 1.0, 1.0], abs=0.4)
+    assert found.std(0).tolist() == pytest.approx([2.0, 2.0, 2.0], rel=0.15)  # σ of one record, whatever the clip
+
+
+def test_weights_lessen_what_a_record_can_do_and_never_add_to_it() -> None:
+    model = nn.Linear(3, 2)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)  # every record's gradient is longer than the clip
+    step = PrivateStep.build(
+        model, cross_entropy, Flat(max_norm=0.5), noise_multiplier=1.0, rate=1.0, expected_batch=1.0, engine="vmap"
+    )
+    batch = (10 * torch.randn(5, 3), torch.tensor([0, 0, 0, 1, 9]))
+    plain = [step.deterministic(tuple(part[i : i + 1] for part in batch)) for i in range(4)]
+    step.balance = Balance(2)
+    step.balance.counts += torch.tensor([4000.0, 1000.0, 0.0])
+    step.balance.finish(steps=1, noise=1.0)
+    assert step.balance.weights is not None
+    assert step.balance.weights.tolist() == [0.25, 1.0]
+    total = [torch.zeros_like(part) for part in step.engine.parameters]
+    for i, own in enumerate(plain):
+        weight = 0.25 if i < 3 else 1.0
+        total = [whole + weight * part for whole, part in zip(total, own, strict=True)]
+    for found, wanted in zip(step.deterministic(batch), total, strict=True):
+        assert torch.allclose(found, wanted, atol=1e-5)
+    alone = step.deterministic(tuple(part[:1] for part in batch))
+    assert math.sqrt(sum(float(part.square().sum()) for part in alone)) == pytest.approx(0.125, rel=1e-4)
+
+
+def test_shares_within_the_noise_weigh_nothing() -> None:
+    assert weigh_classes(torch.tensor([995.0, 5.0, 0.0]), 6.0).tolist() == [1.0, 1.0]
+    assert weigh_classes(torch.tensor([995.0, 5.0, 500.0]), 3.0).tolist() == [1.0, 1.0]  # labels that are no classes
+    many = weigh_classes(torch.tensor([900.0, 90.0, 9.0, 0.0, 0.0]), 3.0)
+    assert many.min() >= 1 / 16 / 0.9 / 1.5 and many.max() == 1  # no class silences the others
+    assert many[3] == 1  # a class that is not there
+
+
+def test_the_bias_of_the_scores_is_found_and_another_is_not_taken_for_it() -> None:
+    rows = (torch.randn(4, 5), torch.tensor([0, 1, 0, 1]))
+    model = nn.Sequential(nn.Linear(5, 2), nn.Tanh(), nn.Linear(2, 2))
+    kept = [parameter.detach().clone() for parameter in model.parameters()]
+    assert find_score_bias(model, rows, 2) is model[2].bias
+    assert all(torch.equal(old, new) for old, new in zip(kept, model.parameters(), strict=True))
+    assert find_score_bias(nn.Sequential(nn.Linear(5, 2), nn.Tanh()), rows, 2) is None
+    assert find_score_bias(nn.Linear(5, 2, bias=False), rows, 2) is None
+    single = nn.Linear(5, 1)
+    assert find_score_bias(single, rows, 2) is single.bias
+    shift = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    assert fit_shift(single.bias, shift).tolist() == [-2.0]
+
+
+def test_defaults_learn_where_one_class_is_rare_and_a_plain_descent_does_not() -> None:
+    torch.manual_seed(0)
+    train, test = skewed(20_000, 0.01), skewed(5_000, 0.05, seed=1)
+    model = nn.Linear(6, 2)
+    trainer = PrivateTrainer(model, PrivacyConfig(epsilon=3.0, noise="fast"), selfcheck=False)
+    history = trainer.train(train)
+    assert auc_of(model, test) > 0.85
+    assert "weights of the classes" in trainer.chosen
+    assert history.guarantee.epsilon <= 3.0
+    with torch.no_grad():
+        rare = model(train[0]).softmax(-1)[:, 1].mean()
+    assert float(rare) < 0.15  # the scores fit the classes' own shares again; balanced ones would say about a third
+    control = nn.Linear(6, 2)
+    plain = PrivateTrainer(control, PrivacyConfig(epsilon=3.0, noise="fast"), selfcheck=False)
+    plain.train(train, learning_rate=0.01, optimizer="sgd")
+    assert "weights" not in plain.chosen
+    assert auc_of(control, test) < auc_of(model, test)
+
+
+def test_a_survey_is_part_of_the_plan_and_costs_nothing_beside_it() -> None:
+    train = skewed(400, 0.4)
+    trainer = PrivateTrainer(nn.Linear(6, 2), PrivacyConfig(epsilon=3.0, noise="fast"), selfcheck=False)
+    trainer.train(train)
+    plan = trainer.plan
+    assert plan is not None
+    assert count_survey_steps(plan.steps) == 10
+    same = PrivateTrainer(nn.Linear(6, 2), PrivacyConfig(epsilon=3.0, noise="fast"), selfcheck=False)
+    same.train(train, learning_rate=0.1)
+    assert same.plan is not None
+    assert plan.event() == same.plan.event()
+
+
+def test_a_killed_run_goes_on_with_its_balance(tmp_path: object) -> None:
+    class Killed(BaseException):
+        pass
+
+    seen = []
+
+    def watch(epoch: object) -> None:
+        seen.append(epoch)
+        if len(seen) == 2:
+            raise Killed
+
+    train, config = skewed(4_000, 0.02), PrivacyConfig(epsilon=8.0, noise="fast")
+    options = {"workspace": tmp_path, "run": "one", "selfcheck": False, "checkpoint_every": 20}
+    first = PrivateTrainer(nn.Linear(6, 2), config, watch=watch, **options)  # type: ignore[arg-type]
+    with pytest.raises(Killed):
+        first.train(train)
+    first.close()
+    again = PrivateTrainer(nn.Linear(6, 2), config, **options)  # type: ignore[arg-type]
+    again.train(train, resume=True)
+    assert "weights of the classes" in again.chosen
+    assert auc_of(again.model, skewed(4_000, 0.1, seed=5)) > 0.8
+    again.close()
+
+
+def test_an_empty_set_of_a_declared_size_trains_on_noise_alone() -> None:
+    config = PrivacyConfig(epsilon=3.0, public_size=1000, noise="fast")
+    trainer = PrivateTrainer(nn.Linear(6, 2), config, selfcheck=False)
+    trainer.train((torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64)))
+    assert trainer.plan is not None
+    assert np.isfinite(trainer.guarantee().epsilon)

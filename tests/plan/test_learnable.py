@@ -1,0 +1,77 @@
+"""The prediction of what can be learnt, against scores that were measured and against plans."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from quietsum.plan import PartyFacts, load_plan, predict, resolve, template
+from quietsum.plan.resolution.learnable import Prospect, prospect_of
+
+MEASURED = (
+    ("two Gaussians", 4.7, 0.34), ("two Gaussians", 37.5, 0.83), ("two Gaussians", 75.0, 0.95),
+    ("hearts, linear", 1.4, 0.30), ("hearts, linear", 11.3, 0.77), ("hearts, linear", 90.5, 0.98),
+    ("hearts, hidden layer", 6.0, 0.48), ("hearts, hidden layer", 96.2, 0.97),
+    ("tumours, hidden layer", 1.2, 0.0), ("tumours, hidden layer", 5.8, -0.22), ("tumours, hidden layer", 46.0, 0.67),
+    ("tumours, hidden layer", 184.2, 0.82),
+)  # fmt: skip
+"""Of what is possible above chance, the mean of eight runs: decision record 48."""
+
+
+@pytest.mark.parametrize(("task", "signal", "share"), MEASURED)
+def test_the_prospect_is_what_runs_gave(task: str, signal: float, share: float) -> None:
+    prospect = prospect_of(signal)
+    if prospect is Prospect.NOTHING:
+        assert share < 0.5, task
+    if prospect is Prospect.ENOUGH:
+        assert share > 0.66, task
+
+
+def parties(count: int, size: int) -> list[PartyFacts]:
+    return [PartyFacts(name=f"site-{i}", dataset="d", size=size) for i in range(count)]
+
+
+def plan_of(epsilon: float, style: str = "sample") -> object:
+    plan = load_plan(template(task="my:Task", style=style))
+    record = plan.privacy.record
+    if record is None:
+        return plan
+    changed = dataclasses.replace(record, epsilon=epsilon)
+    return dataclasses.replace(plan, privacy=dataclasses.replace(plan.privacy, record=changed))
+
+
+def test_a_plan_of_one_s_own_learns_from_many_records_and_not_from_few_at_a_small_epsilon() -> None:
+    many = predict(resolve(plan_of(1.0), parties(5, 10_000), 172))  # type: ignore[arg-type]
+    few = predict(resolve(plan_of(0.1), parties(1, 100), 172))  # type: ignore[arg-type]
+    assert many is not None and few is not None
+    assert many.prospect is Prospect.ENOUGH
+    assert not many.levers
+    assert few.prospect is Prospect.NOTHING
+    assert "nothing can be learnt" in few.sentence
+    assert any("ε" in lever for lever in few.levers)
+
+
+def test_the_signal_grows_with_epsilon_and_records_and_not_with_the_clip() -> None:
+    base = predict(resolve(plan_of(1.0), parties(2, 5_000), 50))  # type: ignore[arg-type]
+    more = predict(resolve(plan_of(2.0), parties(2, 5_000), 50))  # type: ignore[arg-type]
+    larger = predict(resolve(plan_of(1.0), parties(2, 10_000), 50))  # type: ignore[arg-type]
+    assert base is not None and more is not None and larger is not None
+    assert 1.5 < more.together / base.together < 2.2
+    assert 1.8 < larger.together / base.together < 2.2
+
+
+@pytest.mark.parametrize("style", ["user", "hybrid"])
+def test_five_clients_teach_nothing_and_the_lever_is_more_of_them(style: str) -> None:
+    found = predict(resolve(plan_of(8.0, style), parties(5, 10_000), 172))  # type: ignore[arg-type]
+    assert found is not None
+    assert found.prospect is Prospect.NOTHING
+    assert "clients in place of 5" in found.sentence
+
+
+def test_without_noise_there_is_nothing_to_predict() -> None:
+    text = template(task="my:Task")
+    silent = "\n".join(line for line in text.splitlines() if not line.startswith("record = "))
+    plain = load_plan(silent.replace('style = "sample"', 'style = "none"'))
+    assert predict(resolve(load_plan(text), parties(2, 50_000), 5)) is not None
+    assert predict(resolve(plain, parties(2, 50_000), 5)) is None
