@@ -11,7 +11,7 @@ times as long as the noise in its direction. Z does not depend on the clip and h
 noise grows with them; it grows like ε and like the number of records. Where both records and clients are protected both
 noises count, 1/Z² = 1/Z_r² + 1/Z_c².
 
-Measured (decision record 48: six models of 22 to 4,810 numbers, Z from 1 to 4,000): below Z = 5 scores are luck, many
+Measured (decision record 46: six models of 22 to 4,810 numbers, Z from 1 to 4,000): below Z = 5 scores are luck, many
 runs lie at chance or below; from Z = 50 on two even classes are learnt to two thirds or more of what is possible, from
 200 on to nine tenths. d hardly matters beside Z, since noise off the signal's direction does little harm. A class with
 a share p of the records has a signal of its own, about 2 p Z: of twenty even classes a tenth of Z.
