@@ -30,7 +30,7 @@ beside the plan. Where no class has less than half of an even share all records 
 shifts the scores, the log of the weights is taken off the last bias when the model is shown
 (Menon et al. 2021, "Long-tail learning via logit adjustment"): for AUC nothing changes, and probabilities fit again.
 
-Measured over twenty models of thirteen data sets at ε 1, 3 and 8 in decision record 46; ``benchmarks/defaults.py``
+Measured over nineteen models of ten data sets at ε 1, 3 and 8 in decision record 46; ``benchmarks/defaults.py``
 repeats it with what others' tutorials choose.
 
 >>> choose_length(60_000, None, None), choose_length(300, None, None), choose_length(10_000, None, 5)
