@@ -126,7 +126,7 @@ def test_an_attack_that_fails_ends_no_round_that_is_paid_for(
     def broken(*_: object) -> np.ndarray:
         raise ZeroDivisionError("no idea")
 
-    monkeypatch.setattr(drills, "_made", broken)
+    monkeypatch.setattr(drills, "_attack_with", broken)
     found = sent(attacked(crowd_plan("CrowdTask"), parties=3))
     np.testing.assert_array_equal(found["c000"], own(0))
     assert "the attack of this drill failed (ZeroDivisionError: no idea)" in caplog.text

@@ -218,7 +218,7 @@ def test_the_owner_hears_of_a_failure_by_its_kind_and_line_once(
 def test_the_control_clients_that_are_not_asked_again_are_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Crew, "_asked_again", lambda *_, **__: False)
+    monkeypatch.setattr(Crew, "_ask_again", lambda *_, **__: False)
     outcome = a_round(tmp_path, two_workers, "die", kind="CrowdTogether", privacy=SERVER_NOISE)
     with pytest.raises(AssertionError):
         only_the_culprit_is_missing(outcome)

@@ -232,14 +232,14 @@ def test_the_noise_of_a_group_s_mean_is_what_its_shares_say(tmp_path: Path) -> N
             return np.zeros(2)
 
     seen: list[Floats] = []
-    real = Between.combined
+    real = Between.combine
 
     def noted(self: Between, sums: Any, how: Any, number: int) -> Any:
         seen.extend(how.step(one.total, one.survivors) for one in sums)
         return real(self, sums, how, number)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Between, "combined", noted)
+        patch.setattr(Between, "combine", noted)
         found = world(tmp_path, CLIENTS, task=Still, federation={"rounds": 20, "spare_attempts": 0})
         for number in range(1, 21):
             found.round(number)

@@ -64,7 +64,7 @@ def test_the_noise_of_a_narrow_sum_is_that_of_the_survivors_shares(
 def test_without_its_noise_a_narrow_record_round_is_the_pooled_step(
     tmp_path: Path, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DistributedNoise, "share", DistributedNoise.rounded)
+    monkeypatch.setattr(DistributedNoise, "share", DistributedNoise.round_to_grid)
     plan = secure_plan(RECORDS, aggregation={"bits": bits}, training={"sample_rate": 1.0, "local_steps": 1})
     world = Watched(tmp_path, plan, task=Wide)
     world.round()

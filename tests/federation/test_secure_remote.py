@@ -101,7 +101,7 @@ def test_a_round_over_letters_opens_one_sum_and_both_books_are_charged_alike(tmp
 def test_the_step_is_that_of_the_pooled_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from quietsum.mechanisms.distributed import DistributedNoise
 
-    monkeypatch.setattr(DistributedNoise, "share", DistributedNoise.rounded)
+    monkeypatch.setattr(DistributedNoise, "share", DistributedNoise.round_to_grid)
     made = world(tmp_path, PLAN.replace("sample_rate = 0.2", "sample_rate = 1.0")).join()
     start, task = made.state.params.copy(), made.task.task
     made.round()

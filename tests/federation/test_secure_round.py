@@ -183,7 +183,7 @@ def test_a_record_round_is_one_step_of_the_pooled_batches_over_the_public_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its noise the step is minus the rate times the clipped sum of all batches over the expected ones."""
-    monkeypatch.setattr(DistributedNoise, "share", DistributedNoise.rounded)
+    monkeypatch.setattr(DistributedNoise, "share", DistributedNoise.round_to_grid)
     plan = secure_plan(RECORDS, training={"sample_rate": 1.0, "local_steps": 1})
     world = Watched(tmp_path, plan, task=Wide)
     world.round()

@@ -124,13 +124,13 @@ def test_nothing_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 def test_who_attacks_is_what_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[frozenset[str]] = []
-    crafted = Drill._crafted
+    crafted = Drill._craft
 
     def noted(self: Drill, *arguments: Any) -> Any:
         seen.append(self._attackers)
         return crafted(self, *arguments)
 
-    monkeypatch.setattr(Drill, "_crafted", noted)
+    monkeypatch.setattr(Drill, "_craft", noted)
     stated = dataclasses.replace(plan(), attack=AttackPlan(kind="zero", parties=("e", "b")))
     assert run_drill(stated, task(), rules=("mean",), attacks=("sign-flip",), rounds=1).attackers == 2
     assert seen == [frozenset({"b", "e"})]

@@ -348,9 +348,9 @@ def test_coins_come_from_the_system_unless_others_are_given() -> None:
 @pytest.mark.parametrize("generator", [np.random.default_rng(1), random.Random(1), 7, "seed"])
 def test_a_generator_that_can_be_replayed_is_refused(generator: Any) -> None:
     for mechanism in (LaplaceMechanism(epsilon=1, sensitivity=1), GaussianMechanism(noise_multiplier=1, sensitivity=1)):
-        with pytest.raises(InvalidParameter, match="can subtract the noise"):
+        with pytest.raises(InvalidParameter, match="subtract the noise"):
             mechanism.release(1.0, generator)
-    with pytest.raises(InvalidParameter, match="can subtract the noise"):
+    with pytest.raises(InvalidParameter, match="subtract the noise"):
         PermuteAndFlip(epsilon=1, sensitivity=1).release([1, 2], generator)
 
 
