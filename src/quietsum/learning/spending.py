@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, final
 
 from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, PlanRefused, QuietsumError, UnsupportedEvent
-from quietsum.learning.config import TrainingSchedule
+from quietsum.learning.config import PrivacyConfig, TrainingSchedule
 from quietsum.learning.saving import read_header
 from quietsum.learning.schedules import Stage, run_event
 from quietsum.ledger import (
@@ -41,7 +41,15 @@ from quietsum.privacy import (
 )
 from quietsum.validate import open_probability, whole_number
 
-__all__ = ["Spending", "TrainingBooks", "as_priced_today", "check_person", "open_pricing", "person_guarantee"]
+__all__ = [
+    "OpenedTraining",
+    "Spending",
+    "TrainingBooks",
+    "as_priced_today",
+    "check_person",
+    "find_opened",
+    "person_guarantee",
+]
 
 
 @final
@@ -158,13 +166,44 @@ def event_guarantee(
 # ------------------------------------------------------------------------------------------- the ledger
 
 
-def open_pricing(workspace: str | os.PathLike[str], run: str) -> int:
-    """The version of prices by which a run of the workspace was opened; today's where there is no such run."""
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OpenedTraining:
+    """How a training of the workspace was opened: the version of its prices, and the settings in its frozen plan."""
+
+    pricing: int = PRICING
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def state(self, config: PrivacyConfig) -> PrivacyConfig:
+        """``config``, with what it leaves open as the plan has it: today's defaults may be others."""
+        if not self.settings:
+            return config
+        first = self.settings["stages"][0]
+        open_ones = {
+            "batch_size": config.batch_size is None and round(self.settings["expected_batch"]),
+            "epochs": config.epochs is None and self.settings["epochs"],
+            "clipping": not config.clipping and self.settings["clipping"],
+            "max_grad_norm": config.max_grad_norm is None and first["max_norm"],
+        }
+        return dataclasses.replace(config, **{name: value for name, value in open_ones.items() if value})
+
+    @property
+    def descends(self) -> bool:
+        """Whether its weights move by plain descent, which was the rule before any was chosen."""
+        return str(self.settings.get("optimizer", "")).startswith("SGD(")
+
+
+def find_opened(workspace: str | os.PathLike[str], run: str) -> OpenedTraining:
+    """How ``run`` of the workspace was opened; as one is opened today if there is no such run."""
     path = Path(workspace) / "ledger.db"
     if not ledger_exists(path):
-        return PRICING
+        return OpenedTraining()
     with Ledger.open(path, read_only=True, trusted=True) as ledger:  # the training goes on to write there
-        return next((known.pricing for known in ledger.runs() if known.run == run), PRICING)
+        known = next((one for one in ledger.runs() if one.run == run), None)
+        if known is None:
+            return OpenedTraining()
+        settings = next(ledger.entries(known.sequence)).body["plan"].get("training", {})
+    return OpenedTraining(pricing=known.pricing, settings=settings)
 
 
 @final

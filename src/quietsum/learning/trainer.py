@@ -52,11 +52,12 @@ from quietsum.learning.records import Records, bound_records
 from quietsum.learning.rehearsal import rehearse_model, rehearse_step, scoring, training
 from quietsum.learning.saving import check_checkpoint_fits, fill_model, read_checkpoint, save_model, write_checkpoint
 from quietsum.learning.spending import (
+    OpenedTraining,
     Spending,
     TrainingBooks,
     as_priced_today,
     check_person,
-    open_pricing,
+    find_opened,
     person_guarantee,
 )
 from quietsum.learning.step import PrivateStep, build_step, cross_entropy
@@ -376,11 +377,12 @@ class PrivateTrainer:
         if resume and self._workspace is None:
             problem = "needs a workspace: only a ledger remembers what a killed run has cost"
             raise InvalidParameter("resume", True, problem, "pass workspace= when you make the trainer")
-        pricing = open_pricing(self._workspace, self._run) if resume and self._workspace is not None else PRICING
+        opened = find_opened(self._workspace, self._run) if resume and self._workspace is not None else OpenedTraining()
         stated = dataclasses.replace(self.config, epochs=self.config.epochs if epochs is None else epochs)
+        stated = opened.state(stated)
         self.config = settle(stated, len(records), labelled=self.loss is cross_entropy or has_classes(records))
-        plan = plan_training(self.config, size=len(records), pricing=pricing)
-        open_choice = learning_rate is None and optimizer is None
+        plan = plan_training(self.config, size=len(records), pricing=opened.pricing)
+        open_choice = learning_rate is None and optimizer is None and not opened.descends
         if self.config.max_records is not None:
             check_person(plan, size=self.config.max_records, declared=self.config.public_size is not None)
         with training(self.model):
