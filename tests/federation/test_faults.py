@@ -286,8 +286,8 @@ ONCE = """
 import os, sys
 if os.path.exists(sys.argv[1]):
     os._exit(1)
-from quietsum.federation.workers.worker import serve
-serve()
+from quietsum.federation.workers.worker import serve_jobs
+serve_jobs()
 """
 
 

@@ -27,10 +27,13 @@ from quietsum.cli.train.flower import (
     WaitOption,
 )
 from quietsum.cli.train.run_text import print_end, print_interruption, print_introduction
-from quietsum.errors import InvalidParameter, printable
+from quietsum.errors import InvalidParameter, QuietsumError, printable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from quietsum.federation import Watcher
+    from quietsum.plan import Rehearsal, ResolvedPlan
     from quietsum.runs import RunFolder
 
 __all__ = ["run"]
@@ -101,7 +104,7 @@ def run(
 
     with interruption.listen():
         try:
-            from quietsum.plan import load_plan, rehearse, resolve
+            from quietsum.plan import load_plan, resolve
             from quietsum.running import open_session
             from quietsum.runs import Workspace, check_whom
             from quietsum.tasks import task_of
@@ -125,7 +128,7 @@ def run(
                         task = task_of(loaded, device=device)
                         if not as_json:
                             resolved = resolve(loaded, task.parties(), task.dimension)
-                            print_introduction(resolved, printable(task.title), rehearse(resolved, place.ledger))
+                            print_introduction(resolved, printable(task.title), _foresee(resolved, place.ledger))
                         done = here.run(
                             loaded, name=name, watchers=[screen], task=task, federation=sites, workers=workers,
                             same_rows=same_rows, opened=begin,
@@ -135,6 +138,16 @@ def run(
         except KeyboardInterrupt:
             print_interruption(folder, where, as_json, runtime.words)
             return interruption.exit_code
+
+
+def _foresee(resolved: ResolvedPlan, ledger: Path) -> Rehearsal:
+    """What the run would leave of the lifetimes; nothing if the ledger is out of order, which the run itself reports."""
+    from quietsum.plan import Rehearsal, rehearse
+
+    try:
+        return rehearse(resolved, ledger)
+    except QuietsumError:
+        return Rehearsal()
 
 
 def _check_words(
