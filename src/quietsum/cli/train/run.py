@@ -141,7 +141,7 @@ def run(
 
 
 def _foresee(resolved: ResolvedPlan, ledger: Path) -> Rehearsal:
-    """What the run would leave of the lifetimes; nothing if the ledger is out of order, which the run itself reports."""
+    """What the run would leave of the lifetimes; nothing if the ledger is out of order: the run says it."""
     from quietsum.plan import Rehearsal, rehearse
 
     try:
