@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from pathlib import Path
@@ -91,6 +92,14 @@ def test_a_new_plan_for_rows_of_ones_own_says_that_it_would_be_the_last() -> Non
     assert "would be the last one on protected data" in one_line(invoke("new", "own.toml", "--task", "my:Task").stdout)
     assert "last one" not in invoke("new", "heart.toml").stdout  # its data is published
     assert "# lifetime = { epsilon = 4, delta = 1e-05 }" in Path("own.toml").read_text(encoding="utf-8")
+
+
+def test_a_plan_is_not_asked_for_a_lifetime_that_it_cannot_state() -> None:
+    (of_record,) = lifetime_sentences([outlook("a", 0.0, stated=False)])
+    person = dataclasses.replace(outlook("a", 0.0, stated=False), unit=PrivacyUnit.PERSON)
+    (of_person,) = lifetime_sentences([person])
+    assert "state one under privacy.record" in of_record
+    assert "lifetime =" not in of_person and "quietsum ledger raise --unit person" in of_person
 
 
 def outlook(party: str, room: float, *, stated: bool = True) -> Outlook:

@@ -28,7 +28,7 @@ from quietsum.cli.look.predict import predict
 from quietsum.cli.look.receipts import receipts
 from quietsum.cli.look.runs import compare, runs, show
 from quietsum.cli.look.suspects import suspects
-from quietsum.cli.shared.fractions import take_fractions
+from quietsum.cli.shared.fractions import resolve_fractions
 from quietsum.cli.shared.screen import guard_screens
 from quietsum.cli.sites.data import app as data
 from quietsum.cli.sites.keys import app as keys
@@ -76,7 +76,6 @@ class Commands(TyperGroup):
     ) -> Any:
         """Run a command line; with ``standalone_mode`` the process ends with the exit code."""
         code = 0
-        take_fractions(self)
         try:
             for stream in (
                 sys.stdout,
@@ -84,9 +83,10 @@ class Commands(TyperGroup):
             ):  # a terminal that cannot show Greek gets question marks, no traceback
                 if hasattr(stream, "reconfigure"):
                     stream.reconfigure(errors="replace")
+            words = resolve_fractions(self, sys.argv[1:] if args is None else args)
             with guard_screens():
                 result = super().main(
-                    args, prog_name, complete_var, standalone_mode=False, windows_expand_args=windows_expand_args,
+                    words, prog_name, complete_var, standalone_mode=False, windows_expand_args=windows_expand_args,
                     **extra,
                 )  # fmt: skip
             code = result if isinstance(result, int) else 0

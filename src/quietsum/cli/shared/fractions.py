@@ -10,10 +10,13 @@ ValueError: '1/2/3' is no fraction; write it as 256/60000
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import typing
+from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["number", "take_fractions"]
+from quietsum.errors import InvalidParameter
+
+__all__ = ["number", "resolve_fractions"]
 
 
 def number(text: str) -> float:
@@ -29,29 +32,39 @@ def number(text: str) -> float:
         raise ValueError(f"{text!r} is no fraction; write it as 256/60000") from None
 
 
-def take_fractions(command: Any) -> None:
-    """Let each option of ``command``, and of the commands below it, that takes a number take a fraction as well."""
-    for one in _all(command):
-        for option in one.params:
-            if getattr(option.type, "name", "") == "float" and not hasattr(option.type, "takes_fractions"):
-                option.type = _fractional(option.type)
+def resolve_fractions(command: Any, words: Sequence[str]) -> list[str]:
+    """``words`` of a command line, with each fraction behind an option that takes a number as that number.
+
+    Raises InvalidParameter, with the option's name, if what stands there has a slash and is no fraction.
+    """
+    below, resolved, option = command, list[str](), ""
+    for word in words:
+        name, sign, value = word.partition("=")
+        if option and "/" in word:
+            word = _quotient(option, word)
+        elif sign and name in _numeric(below) and "/" in value:
+            word = f"{name}={_quotient(name, value)}"
+        elif not word.startswith("-"):
+            below = getattr(below, "commands", {}).get(word, below)
+        option = word if word in _numeric(below) else ""
+        resolved.append(word)
+    return resolved
 
 
-def _all(command: Any) -> Iterator[Any]:
-    yield command
-    for below in getattr(command, "commands", {}).values():
-        yield from _all(below)
+def _quotient(option: str, text: str) -> str:
+    try:
+        return repr(number(text))
+    except ValueError as error:
+        raise InvalidParameter(option, text, f"is no number ({error})") from None
 
 
-def _fractional(kind: Any) -> Any:
-    """A type of options like ``kind``. Its class is that of typer's release, which has no public name."""
+def _numeric(command: Any) -> set[str]:
+    """The options of ``command`` that take a number."""
+    return {name for option in getattr(command, "params", ()) if _takes_number(option) for name in option.opts}
 
-    def convert(self: Any, value: Any, option: Any, context: Any) -> Any:
-        if isinstance(value, str) and "/" in value:
-            try:
-                return number(value)
-            except ValueError as error:
-                self.fail(str(error), option, context)
-        return kind.convert(value, option, context)
 
-    return type(type(kind).__name__, (type(kind),), {"convert": convert, "takes_fractions": True})()
+def _takes_number(option: Any) -> bool:
+    """Whether ``option`` takes a float. Releases of typer say it in one of two ways; in another way, none does."""
+    kind = getattr(getattr(option, "type", None), "name", "")
+    annotation = getattr(getattr(option, "type_descriptor", None), "annotation", None)
+    return kind == "float" or float in (annotation, *typing.get_args(annotation))

@@ -34,12 +34,13 @@ def _sentence(group: list[Outlook]) -> str:
     if one.stated:
         fixed = ", which this run fixes for good" if one.fixes else ""
         return f"Lifetime of the data of {whose}: {budget}{fixed}. This run {left}."
-    larger = f"lifetime = {{ epsilon = {4 * one.budget.epsilon:g}, delta = {one.budget.delta:g} }}"
-    where = "client" if one.unit.value == "client" else "record"
-    return (
-        f"Lifetime of the data of {whose}: none is stated, so this run fixes its own {budget} for good, and {left}. "
-        f"To keep room for others, state one under privacy.{where} before it starts, {larger} for instance."
+    opening = (
+        f"Lifetime of the data of {whose}: none is stated, so this run fixes its own {budget} for good, and {left}."
     )
+    if one.unit.value == "person":  # a plan states none per person
+        return f"{opening} Its owner can raise it: quietsum ledger raise --unit person."
+    larger = f"lifetime = {{ epsilon = {4 * one.budget.epsilon:.3g}, delta = {one.budget.delta:g} }}"
+    return f"{opening} To keep room for others, state one under privacy.{one.unit} before it starts, {larger} for instance."
 
 
 def _percent(room: float) -> str:
