@@ -40,7 +40,7 @@ def _sentence(group: list[Outlook]) -> str:
     if one.unit.value == "person":  # a plan states none per person
         return f"{opening} Its owner can raise it: quietsum ledger raise --unit person."
     larger = f"lifetime = {{ epsilon = {4 * one.budget.epsilon:.3g}, delta = {one.budget.delta:g} }}"
-    return f"{opening} To keep room for others, state one under privacy.{one.unit} before it starts, {larger} for instance."
+    return f"{opening} To keep room for others, state one under privacy.{one.unit} before it starts: {larger}, say."
 
 
 def _percent(room: float) -> str:
