@@ -103,6 +103,23 @@ def test_a_survey_moves_by_the_sensitivity_for_one_record_and_is_noised_like_a_g
     assert found.std(0).tolist() == pytest.approx([2.0, 2.0, 2.0], rel=0.15)  # σ of one record, whatever the clip
 
 
+def test_a_record_that_cannot_be_counted_takes_no_other_one_out_of_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = PrivateStep.build(
+        nn.Linear(3, 2), cross_entropy, Flat(max_norm=1.0), noise_multiplier=1e-3, rate=1.0, expected_batch=1.0,
+        engine="vmap",
+    )  # fmt: skip
+    step.balance, count = Balance(2), Balance.one_hot
+
+    def broken(self: Balance, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        if bool((batch[1] == 7).any()):
+            raise ZeroDivisionError
+        return count(self, batch)
+
+    monkeypatch.setattr(Balance, "one_hot", broken)
+    step.survey((torch.zeros(4, 3), torch.tensor([0, 1, 7, 1])))
+    assert step.balance.counts.tolist() == pytest.approx([1.0, 2.0, 0.0], abs=0.1)
+
+
 def test_weights_lessen_what_a_record_can_do_and_never_add_to_it() -> None:
     model = nn.Linear(3, 2)
     nn.init.zeros_(model.weight)

@@ -19,6 +19,7 @@ PoissonSampled(rate=0.1, event=Gaussian(noise_multiplier=1.3))
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Sequence
@@ -270,10 +271,13 @@ class PrivateStep:
         :meth:`gradient`, of which one batch must not have both.
         """
         assert self.balance is not None
+        found = torch.zeros_like(self.balance.counts)
         try:
             found = self.balance.one_hot(batch)
-        except Exception:  # what a record raises is a fact about that record
-            found = torch.zeros_like(self.balance.counts)
+        except Exception:  # a record that raises takes itself out of the count, and no other one
+            for row in range(rows_of(batch)):
+                with contextlib.suppress(Exception):
+                    found = found + self.balance.one_hot(tuple(part[row : row + 1] for part in batch))
         device = self.engine.parameters[0].device
         (noisy,) = self.mechanism.add((found.to(device) * self.sensitivity,))
         self.balance.take(noisy.cpu() / self.sensitivity)
