@@ -48,7 +48,7 @@ class Distant:
         return name
 
     def receive(self, wait: float) -> Sequence[Arrival]:
-        found: Sequence[Arrival] = self._call("arrived", wait)
+        found: Sequence[Arrival] = self._call("receive", wait)
         return found
 
     def forget(self, message: str) -> None:

@@ -401,13 +401,13 @@ class OwnSteps(TinyTask):
 
 
 def test_a_task_that_cannot_sum_its_gradients_is_refused_before_its_records_are_promised_noise_in_shares() -> None:
-    from quietsum.party.work import rehearse
+    from quietsum.party.work import rehearse_task
 
     task = OwnSteps(sizes=FOUR)
     resolved = resolve(secure_plan(RECORDS), task.parties(), 2)
     with pytest.raises(InvalidParameter, match="cannot say what a batch's clipped gradients add up to"):
-        rehearse(task, resolved, "north")
-    rehearse(task, resolve(secure_plan(CLIENTS), task.parties(), 2), "north")
+        rehearse_task(task, resolved, "north")
+    rehearse_task(task, resolve(secure_plan(CLIENTS), task.parties(), 2), "north")
 
 
 # ------------------------------------------------------------------------------------------------------ leaks

@@ -130,7 +130,8 @@ def test_other_columns_too_few_rows_and_an_empty_class_are_refused(tmp_path: Pat
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(cards, "KNOWN", write(tmp_path, lines()))
+    for module in (cards, reader):
+        monkeypatch.setattr(module, "KNOWN", write(tmp_path, lines()))
     return tmp_path
 
 
@@ -186,7 +187,8 @@ def test_features_are_one_bin_one_store_one_country_one_provider(small: Path) ->
 def test_nothing_private_steers_the_preparation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    monkeypatch.setattr(cards, "KNOWN", write(tmp_path / "a", lines()))
+    for module in (cards, reader):
+        monkeypatch.setattr(module, "KNOWN", write(tmp_path / "a", lines()))
     before = CardsTask(network=network, folder=tmp_path / "a")
     before.records()
     trains = np.flatnonzero(card_parts(read_card_payments(tmp_path / "a", reader.KNOWN)) != 2)

@@ -294,10 +294,8 @@ class Accounts:
                     book.admit_plan(run, tally, terms, prices, rounds)
                 except LifetimeExceeded as error:
                     refused.append(error)
-        if len(refused) == 1:
-            raise refused[0]
         if refused:
-            raise BudgetExhausted(_join_refusals(refused))
+            raise BudgetExhausted(str(refused[0]) if len(refused) == 1 else _join_refusals(refused))
 
     def foresee(
         self, terms: Terms, planned: Sequence[Charge], lifetimes: Sequence[Budget], before: Accounts, prices: Prices
