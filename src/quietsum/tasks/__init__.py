@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         make_own_task as make_own_task,
         nearest_name as nearest_name,
         refuse_lacking as refuse_lacking,
+        require_torch as require_torch,
         task_named as task_named,
         task_of as task_of,
         trainable_task as trainable_task,

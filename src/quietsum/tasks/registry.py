@@ -126,6 +126,7 @@ def _from_files(kind: str) -> Callable[[Mapping[str, Any]], TorchTask]:
     """A task from a folder of pictures, or from a file of landmarks."""
 
     def make(options: Mapping[str, Any]) -> TorchTask:
+        require_torch()
         samples = importlib.import_module("quietsum.tasks.table.samples")
         return cast(TorchTask, samples.SamplesTask.from_options(kind, options))
 

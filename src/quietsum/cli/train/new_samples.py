@@ -46,6 +46,9 @@ class SamplesDraft:
 
 def draft_samples(path: Path, asked: FromOptions) -> SamplesDraft:
     """The draft for a folder or an ``.npz`` file. Guarantees: records are read only if they are declared public."""
+    from quietsum.tasks import require_torch
+
+    require_torch()
     from quietsum.tasks import class_folders, count_samples, parse_site, shape_of_landmarks
 
     refused = ("label", "site_column", "declare", "columns", "encoding", "delimiter", "decimal")
