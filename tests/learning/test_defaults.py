@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from quietsum.errors import CorruptState
 from quietsum.learning import PrivacyConfig, PrivateTrainer
+from quietsum.learning.callbacks import StopTraining
 from quietsum.learning.clipping import Flat
 from quietsum.learning.config import plan_training
 from quietsum.learning.defaults import (
@@ -220,6 +223,66 @@ def test_a_killed_run_goes_on_with_its_balance(tmp_path: object) -> None:
     assert "weights of the classes" in again.chosen
     assert auc_of(again.model, skewed(4_000, 0.1, seed=5)) > 0.8
     again.close()
+
+
+STATED = ({"optimizer": "adam"}, {})
+
+
+@pytest.mark.parametrize(("first", "then"), [STATED, STATED[::-1]])
+def test_a_run_keeps_its_balance_or_the_lack_of_one_however_it_is_gone_on_with(
+    tmp_path: Path, first: dict[str, str], then: dict[str, str]
+) -> None:
+    def stop(epoch: object) -> None:
+        raise StopTraining
+
+    train, config = skewed(600, 0.1), PrivacyConfig(epsilon=8.0, noise="fast")
+    trainer = PrivateTrainer(nn.Linear(6, 2), config, workspace=tmp_path, selfcheck=False)
+    trainer.train(train, callbacks=stop, **first)  # type: ignore[arg-type]
+    trainer.close()
+    again = PrivateTrainer(nn.Linear(6, 2), config, workspace=tmp_path, selfcheck=False)
+    again.train(train, resume=True, **then)  # type: ignore[arg-type]
+    assert ("the classes' shares" in again.chosen) == ("the classes' shares" in trainer.chosen) == (not first)
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("weights", [1.0, 1000.0]), ("weights", [1.0, -1.0]), ("weights", [1.0, math.nan]), ("weights", [1.0]),
+        ("counts", [1.0, math.inf, 0.0]), ("counts", [[1.0, 2.0, 3.0]]),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_that_weighs_a_record_by_more_than_its_noise_covers_is_refused(
+    name: str, value: list[float]
+) -> None:
+    balance = Balance(2)
+    balance.counts += torch.tensor([900.0, 100.0, 0.0])
+    balance.finish(steps=1, noise=1.0)
+    kept = balance.state()
+    assert Balance.of_state(kept).state()["weights"].tolist() == kept["weights"].tolist()
+    with pytest.raises(CorruptState, match="restore it from a backup"):
+        Balance.of_state({**kept, name: torch.tensor(value)})
+    del kept[name]
+    with pytest.raises(CorruptState, match="restore it from a backup"):
+        Balance.of_state(kept)
+
+
+def test_classes_are_added_up_with_one_rounding_more() -> None:
+    """Secure noise allows for the rounding of one sum; a sum for each weight in single precision would round more."""
+    generator = torch.Generator().manual_seed(4)
+    model = nn.Linear(50, 12)
+    step = PrivateStep.build(
+        model, cross_entropy, Flat(max_norm=1.0), noise_multiplier=1.0, rate=0.1, expected_batch=600.0, engine="vmap"
+    )
+    step.balance = Balance(12)
+    step.balance.counts += torch.cat([2.0 ** -torch.arange(12, dtype=torch.float64) * 1e6, torch.zeros(1)])
+    step.balance.finish(steps=1, noise=1e-3)
+    batch = torch.randn(600, 50, generator=generator), torch.randint(0, 12, (600,), generator=generator)
+    parts = step.balance.parts(batch)
+    assert len(parts) > 4
+    for place, found in enumerate(step.deterministic(batch)):
+        terms = [step.engine.clipped_sum(rows)[place].clone().double() * weight for weight, rows in parts]
+        assert torch.equal(found, sum(terms[1:], terms[0]).float())
 
 
 def test_an_empty_set_of_a_declared_size_trains_on_noise_alone() -> None:

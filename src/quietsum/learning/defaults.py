@@ -49,7 +49,11 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor, nn
 
+from quietsum.errors import CorruptState
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from quietsum.learning.config import PrivacyConfig
     from quietsum.learning.engines.protocol import Batch
     from quietsum.learning.records import Records
@@ -197,10 +201,21 @@ class Balance:
         kept = torch.ones(self.classes, dtype=torch.float64) if self._weights is None else self._weights
         return {"counts": self.counts, "weights": kept, "done": torch.tensor(self._weights is not None)}
 
-    def restore(self, saved: dict[str, Tensor]) -> None:
-        """What :meth:`state` returned."""
-        self.counts = saved["counts"].clone()
-        self._weights = saved["weights"].clone() if bool(saved["done"]) else None
+    @classmethod
+    def of_state(cls, saved: Mapping[str, Tensor]) -> Balance:
+        """What :meth:`state` returned. Raises CorruptState if it is none: a weight above 1 would outweigh the noise."""
+        try:
+            counts, weights, done = saved["counts"].double(), saved["weights"].double(), bool(saved["done"])
+        except (LookupError, RuntimeError) as error:
+            raise CorruptState(
+                f"the checkpoint holds no counts of classes ({error}); restore it from a backup"
+            ) from None
+        fits = counts.dim() == 1 and len(counts) > 2 and weights.shape == (len(counts) - 1,)
+        if not fits or not bool(torch.isfinite(counts).all()) or not bool(((weights > 0) & (weights <= 1)).all()):
+            raise CorruptState("the checkpoint weighs classes by what is no share; restore it from a backup")
+        made = cls(len(counts) - 1)
+        made.counts, made._weights = counts.clone(), weights.clone() if done else None
+        return made
 
 
 def weigh_classes(counts: Tensor, seen: float) -> Tensor:

@@ -227,10 +227,13 @@ class PrivateStep:
             warnings.simplefilter("ignore")  # what a batch makes a library say is a fact about the batch
             weighed = [(1.0, batch)] if self.balance is None else self.balance.parts(batch)
             sums = self._clipped(weighed[0][1])
-            if weighed[0][0] != 1:
-                sums = tuple(part * weighed[0][0] for part in sums)
-            for weight, rows in weighed[1:]:
-                sums = tuple(total + part * weight for total, part in zip(sums, self._clipped(rows), strict=True))
+            if len(weighed) > 1 or weighed[0][0] != 1:  # in float64, so that classes round no more than one sum does
+                total = [part.to(torch.float64) * weighed[0][0] for part in sums]
+                for weight, rows in weighed[1:]:
+                    total = [
+                        whole.add_(part, alpha=weight) for whole, part in zip(total, self._clipped(rows), strict=True)
+                    ]
+                sums = tuple(whole.to(part.dtype) for whole, part in zip(total, sums, strict=True))
         if self.scaled is not None:
             sums = tuple(part * self.scaled.max_norm for part in sums)
         return sums

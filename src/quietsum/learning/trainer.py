@@ -35,6 +35,7 @@ from quietsum.learning.defaults import (
     Balance,
     Descending,
     choose_rate,
+    count_classes,
     count_survey_steps,
     find_score_bias,
     fit_shift,
@@ -390,16 +391,12 @@ class PrivateTrainer:
             rehearse_step(step, records, self._device)
             if open_choice and self.config.clipping != "adaptive" and count_survey_steps(plan.steps):
                 self._balance = make_balance(self.model, records, self._device)
-                if self._balance is not None:
-                    with scoring(self.model):
-                        made_up = records.make_up(self._device)
-                        self._bias = find_score_bias(self.model, made_up, self._balance.classes)
+            self._find_bias(records)
         if self._selfcheck:
             with training(self.model):
                 check_step(self.model, self.loss, self.config, plan, records, self._device)
         if optimizer is None:
             optimizer = Adam() if open_choice else SGD()
-        self._chosen = f"{_name_rule(optimizer)}; " + _describe(plan, self.config, balanced=self._balance is not None)
         self._kind = optimizer
         self._optimizer = optimizer.bind(self._parameters)
         if self.config.ema_decay is not None:
@@ -417,11 +414,22 @@ class PrivateTrainer:
                 charged = self._books.open(resume=resume, allowed=lambda ledger: self._look_at(records, ledger))
                 if resume:
                     self._restore(step, charged)
+                    self._find_bias(records)
             except BaseException:
                 self.close()
                 raise
+        self._chosen = f"{_name_rule(optimizer)}; " + _describe(plan, self.config, balanced=self._balance is not None)
         step.balance = self._balance
         self._step, self._spending = step, Spending(plan, charged, self._books)
+
+    def _find_bias(self, records: Records) -> None:
+        """Find, from made-up rows, where the classes' own shares go back into the scores of a balanced model."""
+        if self._balance is None:
+            return
+        if self._balance.classes != count_classes(self.model, records, self._device):
+            raise CorruptState("the checkpoint counts other classes than the model has; restore it from a backup")
+        with scoring(self.model):
+            self._bias = find_score_bias(self.model, records.make_up(self._device), self._balance.classes)
 
     def _look_at(self, records: Records, ledger: Path) -> None:
         """Refuse, to the holder of the data, rows that have a budget under another name, unless a reason is given."""
@@ -638,8 +646,8 @@ class PrivateTrainer:
         except RuntimeError as error:
             raise CorruptState(f"the checkpoint holds another model: {str(error).splitlines()[-1].strip()}") from None
         self._optimizer.restore(saved.part("optimizer"))
-        if self._balance is not None:
-            self._balance.restore(saved.part("balance"))
+        kept = saved.part("balance")  # whether classes are balanced is the run's own choice, made when it began
+        self._balance = Balance.of_state(kept) if kept else None
         if self._averages is not None:
             self._averages.restore(saved.part("average"))
         if step.adaptive is not None:
