@@ -132,6 +132,10 @@ def test_arrays_are_read_without_unpickling_and_held_to_the_models_width(place: 
     path.write_bytes(b"nonsense")
     with pytest.raises(InvalidParameter, match="cannot be read"):
         model.predict_file(path)
+    for header in (b"{'descr': (", b"{'descr': '<f8', 'fortran_order': False, 'shape': (1,1)} ]"):
+        path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+        with pytest.raises(InvalidParameter, match="cannot be read"):
+            model.predict_file(path)
     np.savez(tmp_path / "two.npz", a=np.zeros(1), b=np.zeros(1))
     with pytest.raises(InvalidParameter, match=r"holds 2 arrays \(a, b\)"):
         model.predict_file(tmp_path / "two.npz")

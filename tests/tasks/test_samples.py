@@ -96,6 +96,39 @@ def test_what_one_pictures_bytes_are_changes_its_own_record_alone(tmp_path: Path
     assert (after[8] == 1).all() and after.abs().max() <= 1
 
 
+def test_a_picture_that_is_a_program_is_not_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostScript under the name of a picture: Pillow would hand it to Ghostscript."""
+    image, eps = pytest.importorskip("PIL.Image"), pytest.importorskip("PIL.EpsImagePlugin")
+    called = list[object]()
+    monkeypatch.setattr(eps, "Ghostscript", lambda *given, **options: called.append(given))
+    write_pictures(tmp_path)
+    file = tmp_path / "ill" / "9.jpg"
+    file.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n")
+    assert make_pictures(tmp_path).records()[1].tolist() == [0] * 6 + [-1] + [1] * 6
+    assert not called
+    for name in ("jpg", "bmp", "gif", "tiff"):
+        image.fromarray(np.full((20, 20), 200, dtype=np.uint8)).save(file.with_suffix(f".{name}"))
+    assert make_pictures(tmp_path).records()[1].tolist() == [0] * 10 + [1] * 6
+    with image.open(file) as opened:  # negative control: without a list of formats PostScript is tried
+        assert "EPS" in image.OPEN and opened.format == "JPEG"
+
+
+def test_a_picture_of_more_pixels_than_there_is_memory_for_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpacked = list[int]()
+    monkeypatch.setattr("quietsum.tasks.gallery.files.png._undo_filters", lambda *given: unpacked.append(1))
+    lines = zlib.compress(b"\0" * 9_000 * 9_001)
+    header = struct.pack(">IIBBBBB", 9_000, 9_000, 8, 0, 0, 0, 0)
+    (tmp_path / "ill").mkdir()
+    bodies = {b"IHDR": header, b"IDAT": lines, b"IEND": b""}
+    (tmp_path / "ill" / "1.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        for name, body in bodies.items()
+    ))  # fmt: skip
+    assert make_pictures(tmp_path).records()[1].tolist() == [-1] and not unpacked
+
+
 def test_the_folders_are_the_classes_and_no_file_is_counted(tmp_path: Path) -> None:
     assert class_folders(write_pictures(tmp_path)) == ("ill", "well")
     for kind in ("ill", "well"):
@@ -169,6 +202,23 @@ def test_a_file_without_landmarks_is_refused_in_a_sentence(tmp_path: Path, kind:
             write_moves(path, **changes)
     with pytest.raises(InvalidParameter, match="landmarks"):
         shape_of_landmarks(path)
+
+
+def test_damaged_landmarks_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    path, draw = write_moves(tmp_path / "whole.npz", clips=6), np.random.default_rng(5)
+    with np.load(path) as held:
+        np.savez_compressed(path, **{name: held[name] for name in held.files})
+    content, refused = path.read_bytes(), 0
+    for number in range(300):
+        broken = bytearray(content)
+        broken[draw.integers(len(broken) if number % 2 else 200)] ^= 1 << draw.integers(8)
+        (tmp_path / "broken.npz").write_bytes(broken)
+        for read in (shape_of_landmarks, lambda path: make_moves(path).records()):
+            try:
+                read(tmp_path / "broken.npz")
+            except (DataMissing, InvalidParameter):
+                refused += 1
+    assert refused > 100
 
 
 def test_landmarks_know_people_and_bones_may_be_of_ones_own(tmp_path: Path) -> None:

@@ -17,12 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing, InvalidParameter
-from quietsum.tasks.gallery.files.png import read_gray, resize
+from quietsum.tasks.gallery.files.png import LARGEST_PICTURE, read_gray, resize
 from quietsum.tasks.table.records import Labelled, hash_of
 
 __all__ = ["SUFFIXES", "check_pictures", "class_folders", "read_pictures"]
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff")
+_FORMATS: Final = ("JPEG", "BMP", "GIF", "TIFF")
+"""Pillow goes by content, not by name, and hands PostScript to a program that executes it: no other format is tried."""
 _MOST_FOLDERS: Final = 1000
 _LARGEST: Final = 64 << 20  # bytes of one file
 
@@ -93,8 +95,8 @@ def _by_pillow(file: Path) -> NDArray[np.uint8] | None:
     except ImportError:
         return None
     try:
-        with image.open(file) as picture:
-            if picture.width > 10_000 or picture.height > 10_000:
+        with image.open(file, formats=_FORMATS) as picture:
+            if picture.width * picture.height > LARGEST_PICTURE:
                 return None
             return np.asarray(picture.convert("L"), dtype=np.uint8)
     except Exception:  # whatever a broken file makes Pillow raise

@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing
 
-__all__ = ["read_gray", "resize"]
+__all__ = ["LARGEST_PICTURE", "read_gray", "resize"]
 
 _SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
 _CHANNELS: Final = {0: 1, 2: 3, 4: 2, 6: 4}  # gray, RGB, gray with alpha, RGB with alpha
 _LARGEST: Final = 10_000  # pixels a side: no microscope picture of this set comes near
+LARGEST_PICTURE: Final = 25_000_000
+"""Pixels of a picture. A small file may claim more than there is memory for, and one record must not end the others."""
 
 
 def read_gray(path: Path) -> NDArray[np.uint8]:
@@ -35,7 +37,7 @@ def read_gray(path: Path) -> NDArray[np.uint8]:
     width, height, depth, kind, _, _, interlaced = struct.unpack(">IIBBBBB", header)
     if depth != 8 or kind not in _CHANNELS or interlaced:
         raise DataMissing(f"{path} is another kind of PNG than the published ones (8 bits, no palette); fetch it again")
-    if not (0 < width <= _LARGEST and 0 < height <= _LARGEST):
+    if not (0 < width <= _LARGEST and 0 < height <= _LARGEST and width * height <= LARGEST_PICTURE):
         raise DataMissing(f"{path} says it is {width} × {height} pixels large; fetch it again")
     channels = _CHANNELS[kind]
     stride = width * channels
