@@ -134,6 +134,20 @@ def test_a_table_with_semicolons_and_decimal_commas_is_read_as_it_is() -> None:
     assert rows.labels.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize(
+    "line", ["63,1,Anna Meier,145,yes", "63,Anna Meier,yes", "1.5;Anna Meier;yes", "63,63,Anna Meier,yes", "7,3,yes"]
+)
+def test_a_row_in_place_of_the_names_goes_into_no_plan_and_on_no_screen(line: str) -> None:
+    Path("visits.csv").write_text(f"{line}\n51,0,Bob,120,no\n")
+    for label in ("yes", "back"):
+        refused = invoke("new", "run.toml", "--from", "visits.csv", "--label", label)
+        assert refused.exit_code == 2 and "may be a row" in " ".join(refused.output.split())
+        assert not any(word in refused.output for word in ("Anna", "63", "1.5", "7"))
+    assert not Path("run.toml").exists()
+    Path("visits.csv").write_text("sex,2019,2020,back\n")
+    assert invoke("new", "run.toml", "--from", "visits.csv", "--label", "back").exit_code == 0
+
+
 def write_hostile(kind: str) -> None:
     path = Path("bad.csv")
     match kind:

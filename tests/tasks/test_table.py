@@ -119,6 +119,22 @@ def test_whatever_one_line_holds_the_others_are_read_as_if_it_were_not_there(tmp
     assert np.isfinite(beside.features).all() and (np.abs(beside.features) <= 1).all()
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "cp1252", "utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("odd", [b"5", b"\xe2\x82", b"\xff\xfe", b"\x00", b"\x00\xd8", b'"', b"\x81", b"x" * (1 << 22)])
+def test_whatever_bytes_are_in_one_line_the_others_are_read_alike(tmp_path: Path, encoding: str, odd: bytes) -> None:
+    path, mark = tmp_path / "visits.csv", b"\xfe\xff" if encoding == "utf-16-be" else b""
+    lines = [f"{line}\n".encode(encoding).removeprefix(b"\xff\xfe") for line in ["age,ward,back,patient", *LINES]]
+    mark = b"\xff\xfe" if encoding == "utf-16" else mark
+    known = "utf-16" if encoding.startswith("utf-16") else encoding
+    path.write_bytes(mark + b"".join([*lines[:2], *lines[3:]]))
+    without = make_table(path, encoding=known).rows("here")
+    path.write_bytes(mark + b"".join([*lines[:2], odd + lines[2], *lines[3:]]))
+    beside = make_table(path, encoding=known).rows("here")
+    others = [0, 2, 3] if len(beside) == 4 else [0, 1, 2]
+    assert len(without) == 3 and len(beside) in (3, 4)
+    assert (beside.features[others] == without.features).all() and (beside.labels[others] == without.labels).all()
+
+
 @pytest.mark.parametrize("line", ["51,south,perhaps,p2", "51,south,,p2", '51,"south,yes,p2', "51,south"])
 def test_a_row_that_does_not_fit_counts_as_zero_and_nobody_hears_of_it(tmp_path: Path, line: str) -> None:
     def step(lines: list[str]) -> np.ndarray:

@@ -12,12 +12,13 @@ first one, it is longer than :data:`LONGEST`) is found by :func:`is_record`, and
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ from quietsum.errors import DataMissing, InvalidParameter
 
 __all__ = [
     "LONGEST",
+    "Lines",
     "check_file",
     "hashes_of_lines",
     "is_record",
@@ -57,9 +59,55 @@ def check_file(path: Path) -> None:
         raise DataMissing(f"the table {path} is {what}; name a CSV file")
 
 
-def open_lines(path: Path, encoding: str = "utf-8") -> IO[str]:
-    """The text file at ``path``; a mark at its beginning is left out, and bytes that are no text become U+FFFD."""
-    return path.open(encoding="utf-8-sig" if encoding == "utf-8" else encoding, errors="replace", newline="")
+class Lines(Protocol):
+    """An open table, line by line."""
+
+    def readline(self, limit: int, /) -> str:
+        """The next line, or as much of it as ``limit`` characters; "" at the end."""
+        ...
+
+
+@contextlib.contextmanager
+def open_lines(path: Path, encoding: str = "utf-8") -> Iterator[Lines]:
+    """The text file at ``path``; a mark at its beginning is left out, and bytes that are no text become U+FFFD.
+
+    Guarantees: bytes of one line, whatever they are, change how no other line is read.
+    """
+    if encoding == "utf-16":
+        with path.open("rb") as file:
+            yield _Utf16(file)
+    else:
+        named = "utf-8-sig" if encoding == "utf-8" else encoding
+        with path.open(encoding=named, errors="replace", newline="") as text:
+            yield text
+
+
+@final
+class _Utf16:
+    """The lines of a text in UTF-16, each decoded from its own first byte.
+
+    A usual decoder counts bytes in pairs from the beginning of the file, so a record with a byte too many would shift
+    all that follow. Here a line ends with the bytes of a line feed, wherever they stand; that changes no whole text but
+    lines in which U+xx00 follows U+0Axx, which are cut in two.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        mark = file.read(2)
+        big = mark == b"\xfe\xff"
+        self._kept, self._place = b"" if big or mark == b"\xff\xfe" else mark, 0
+        self._encoding, self._end = ("utf-16-be", b"\0\n") if big else ("utf-16-le", b"\n\0")
+
+    def readline(self, limit: int, /) -> str:
+        """See :class:`Lines`; of a line that is too long only its length is right."""
+        most = 2 * limit
+        while (found := self._kept.find(self._end, self._place)) < 0 and len(self._kept) - self._place < most:
+            if not (more := self._file.read(1 << 16)):
+                break
+            self._kept, self._place = self._kept[self._place :] + more, 0
+        end = min(len(self._kept) if found < 0 else found + len(self._end), self._place + most)
+        line, self._place = self._kept[self._place : end], end
+        return "\ufffd" * limit if len(line) == most else line.decode(self._encoding, "replace")
 
 
 def read_header(path: Path, delimiter: str = ",", encoding: str = "utf-8") -> list[str]:
@@ -74,7 +122,7 @@ def read_header(path: Path, delimiter: str = ",", encoding: str = "utf-8") -> li
     return header
 
 
-def lines_of(file: IO[str], delimiter: str = ",") -> Iterator[list[str]]:
+def lines_of(file: Lines, delimiter: str = ",") -> Iterator[list[str]]:
     """The fields of each line that is not empty; none if it cannot be read by itself."""
     csv.field_size_limit(LONGEST)
     while line := file.readline(LONGEST):

@@ -13,6 +13,7 @@ why no record in the table needs protection, from the rows (:func:`fill_from_pub
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -260,6 +261,11 @@ def _header(path: Path, delimiter: str, encoding: str) -> tuple[list[str], str]:
         ) from None
     while header and not header[-1]:
         header.pop()
+    if _looks_like_a_row(header):
+        problem = "has numbers in its first line, which may be a row of somebody, and names go into the plan"
+        raise InvalidParameter(
+            "--from", str(path), problem, "add a line with names, or put a letter before each number"
+        )
     counted = Counter(header)
     if twice := [name for name, count in counted.items() if count > 1]:
         problem = f"names the column {printable(twice[0])!r} {counted[twice[0]]} times"
@@ -268,6 +274,18 @@ def _header(path: Path, delimiter: str, encoding: str) -> tuple[list[str], str]:
         problem = "has a column without a printable name in its first line"
         raise InvalidParameter("--from", str(path), problem, "if it is a row, add a line with names")
     return header, mark
+
+
+def _looks_like_a_row(header: Sequence[str]) -> bool:
+    """Whether names are numbers, and not the whole ascending ones of a series: years, days, places.
+
+    >>> _looks_like_a_row(["63", "Anna", "2.5", "yes"]), _looks_like_a_row(["sex", "2019", "2020", "2021"])
+    (True, False)
+    """
+    numbers = [name for name in header if _number(name, ".") is not None or _number(name, ",") is not None]
+    whole = [int(name) for name in numbers if name.isdecimal()]
+    series = len(whole) == len(numbers) > 1 and all(one < other for one, other in itertools.pairwise(whole))
+    return bool(numbers) and not series
 
 
 def _check_beginning(path: Path, encoding: str) -> None:
