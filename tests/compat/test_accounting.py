@@ -67,6 +67,15 @@ def test_a_claim_that_is_true_needs_no_correction() -> None:
     assert import_checkpoint({**BLOCK, **claims}).corrections == ()
 
 
+@pytest.mark.parametrize("level", ["sample", "user"])
+@pytest.mark.parametrize("history", [[], None])
+def test_a_claim_without_a_history_is_refused_and_not_priced_at_nothing(level: str, history: Any) -> None:
+    with pytest.raises(CorruptState, match=f"claims ε = .* by {level} with no {level}_history"):
+        import_checkpoint({**BLOCK, f"{level}_history": history})
+    found = import_checkpoint({**BLOCK, f"{level}_history": history, f"cumulative_{level}_epsilon": 0.0})
+    assert found.corrections and len(found.corrections) == 1
+
+
 def test_a_json_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "last.json").write_text(json.dumps({"privacy": BLOCK}), encoding="utf-8")
     assert len(import_checkpoint(tmp_path / "last.json").accountant.sample_history) == 2

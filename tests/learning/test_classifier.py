@@ -128,5 +128,24 @@ def test_published_rows_are_learned_nearly_as_well_as_without_noise() -> None:
 def test_with_a_workspace_two_fits_share_one_lifetime_budget(tmp_path: Any) -> None:
     values, y = rows(200)
     make_classifier(workspace=tmp_path, dataset="visits", epochs=2).fit(values, y)
-    with pytest.raises((BudgetExhausted, QuietsumError)):
+    refused = pytest.raises(BudgetExhausted, match="dataset 'visits' of 'here' has a lifetime of ε = 5 per record")
+    with refused as told:
         make_classifier(workspace=tmp_path, dataset="visits", epochs=2).fit(values, y)
+    assert "ledger raise" in str(told.value)
+    make_classifier(workspace=tmp_path, dataset="others", epochs=2).fit(values + 1, y)
+
+
+def test_a_value_beyond_all_others_is_clipped_in_silence(recwarn: pytest.WarningsRecorder) -> None:
+    values, y = rows(200)
+    values[3, 0], values[4, 0] = 1e308, -1.7e308
+    low = make_classifier(bounds=[(-1.5e308, 120), (0, 10)], epochs=1).fit(values, y)
+    high = make_classifier(bounds=[(1e308, 1.1e308), (0, 10)], epochs=1).fit(values, y)
+    assert not [one for one in recwarn if issubclass(one.category, RuntimeWarning)]
+    for model in (low, high):
+        assert np.isfinite(model.predict_proba(values)).all()
+
+
+@pytest.mark.parametrize("name", ["clip", "learning_rate"])
+def test_a_setting_of_zero_is_not_taken_for_none(name: str) -> None:
+    with pytest.raises(InvalidParameter, match="must be greater than 0"):
+        make_classifier(**{name: 0}).fit(*rows(100))

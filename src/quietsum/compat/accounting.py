@@ -131,6 +131,12 @@ def import_checkpoint(source: str | os.PathLike[str] | Mapping[str, Any]) -> Imp
             None if (value := block.get(f"cumulative_{level}_epsilon")) is None else finite_number("claim", value)
             for level in ("sample", "user")
         ]
+        for level, claimed in zip(("sample", "user"), claims, strict=True):
+            if claimed and not block.get(f"{level}_history"):
+                problem = f"claims ε = {claimed:.4g} by {level} with no {level}_history, which would cost nothing"
+                raise CorruptState(f"the checkpoint's privacy block {problem}; import the whole block")
+    except CorruptState:
+        raise
     except QuietsumError as error:
         raise CorruptState(f"the checkpoint's privacy block cannot be used: {error}") from None
     except (LookupError, TypeError, ValueError) as error:

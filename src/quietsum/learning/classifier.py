@@ -16,8 +16,10 @@ lies. Both are stated. A range that is read off the rows would be a fact about t
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, Self, final
 
 import numpy as np
@@ -88,7 +90,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:  # noqa: N803  # scikit-learn's names
         """Train on the rows ``X`` with labels ``y``, for the whole of ``epsilon``.
 
-        Raises :class:`~quietsum.errors.InvalidParameter` if classes or bounds are not declared.
+        Raises :class:`~quietsum.errors.InvalidParameter` if classes or bounds are not declared. Values that are missing
+        and labels that are not declared are refused as scikit-learn refuses them: to the holder of the rows, whose
+        error it is, before anything is spent, and not to be passed on.
         """
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(labels)
@@ -98,7 +102,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         positive("epsilon", self.epsilon)
         self.model_ = self._fresh(rows.shape[1])
         config, settings = self._settings(len(rows))
-        trainer = PrivateTrainer(self.model_, config, workspace=self.workspace, dataset=self.dataset)
+        trainer = PrivateTrainer(
+            self.model_, config, workspace=self.workspace, dataset=self.dataset, run=self._next_run()
+        )
         try:
             trainer.train((torch.from_numpy(self._scaled(rows)), torch.from_numpy(places)), **settings)
             self.guarantee_ = trainer.guarantee()
@@ -114,9 +120,17 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         )
         epochs = max(1, round(_STEPS * batch / size)) if self.epochs is None else self.epochs
         config = PrivacyConfig(
-            epsilon=self.epsilon, delta=self.delta, epochs=epochs, batch_size=batch, max_grad_norm=self.clip or 1.0,
+            epsilon=self.epsilon, delta=self.delta, epochs=epochs, batch_size=batch,
+            max_grad_norm=1.0 if self.clip is None else self.clip,
         )  # fmt: skip
-        return config, {"learning_rate": self.learning_rate or 4.0, "optimizer": "sgd"}
+        return config, {"learning_rate": 4.0 if self.learning_rate is None else self.learning_rate, "optimizer": "sgd"}
+
+    def _next_run(self) -> str:
+        """A name in the workspace that no fit before has taken: fit-1, fit-2, …"""
+        if self.workspace is None:
+            return "fit-1"
+        taken = Path(self.workspace) / "training"
+        return next(name for number in itertools.count(1) if not (taken / (name := f"fit-{number}")).exists())
 
     def _fresh(self, features: int) -> nn.Module:
         """A model of zeros, or with a hidden layer of public random weights."""
@@ -178,7 +192,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """
         low, high = self.bounds_[:, 0], self.bounds_[:, 1]
         width = np.where(high > low, high - low, 1.0)
-        unit = np.clip(2 * ((rows - low) / width) - 1, -1, 1)
+        with np.errstate(over="ignore", invalid="ignore"):  # a warning about a value would tell of its row
+            unit = np.clip(np.nan_to_num(2 * ((rows - low) / width) - 1, nan=0.0), -1, 1)
         return np.ascontiguousarray(unit / np.sqrt(rows.shape[1]))
 
     # ------------------------------------------------------------------------------------------- predictions
