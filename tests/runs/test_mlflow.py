@@ -31,7 +31,7 @@ from quietsum import report
 from quietsum.cli.app import app
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.federation.local import LocalFederation
-from quietsum.federation.watch import PartyDropped, RoundFinished, RunEvent, RunFinished, RunStarted
+from quietsum.federation.watch import PartyDropped, RoundFinished, RunEvent, RunFinished, RunStarted, event_to_dict
 from quietsum.ledger import Ledger
 from quietsum.mechanisms.rng import randomness_for_tests
 from quietsum.plan import Plan, load_plan, resolve
@@ -40,11 +40,13 @@ from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.units import Observer, PrivacyUnit
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import RunFolder, Workspace
+from quietsum.runs.progress import EventLines
 from quietsum.runs.run import RunResult, resume_run, start
 from quietsum.runs.tracking import pieces as tracking, watcher as watching
 from quietsum.runs.tracking.address import check_address, without_secrets
-from quietsum.runs.tracking.pieces import Ending, File, Round, RunOpening, Store, StorePiece
-from quietsum.runs.tracking.watcher import LONGEST_VALUE, MlflowWatcher, flatten_plan, spent_values
+from quietsum.runs.tracking.pieces import EarlierRounds, Ending, File, Round, RunOpening, Store, StorePiece
+from quietsum.runs.tracking.values import LONGEST_VALUE, flatten_plan, spent_values
+from quietsum.runs.tracking.watcher import MlflowWatcher
 from quietsum.tasks import task_of
 from tiny import TinyTask, tiny_plan
 
@@ -664,13 +666,138 @@ def test_what_a_store_refuses_is_left_out_and_the_rest_is_sent(
     assert "model.safetensors" in unsent and "rounds" not in unsent
 
 
-def test_a_store_that_fails_in_the_same_way_again_and_again_is_asked_three_times(
+def test_what_fails_in_the_same_way_three_times_is_left_out_and_the_rest_is_sent(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, heard: pytest.LogCaptureFixture
 ) -> None:
-    made = scripted(monkeypatch, *(status("INTERNAL_ERROR") for _ in range(3)))
+    made = scripted(monkeypatch)
+    true_send, tries = made.send, list[str]()
+
+    def send(pieces: list[StorePiece]) -> None:
+        if isinstance(pieces[0], File):
+            tries.append(pieces[0].path.name)
+            if pieces[0].path.name == "plan.toml":
+                raise status("INTERNAL_ERROR")
+        true_send(pieces)
+
+    monkeypatch.setattr(made, "send", send)
     watched(folder, 3)
-    assert made.taken == [] and made.errors == []
-    assert len(warnings(heard)) == 2 and "3 rounds" in warnings(heard)[1]
+    assert tries.count("plan.toml") == 3 and tries.count("model.safetensors") == 1
+    assert made.rounds == [1, 2, 3] and len(warnings(heard)) == 2 and "plan.toml" in warnings(heard)[1]
+
+
+@pytest.mark.parametrize("code", ["INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"])
+def test_a_store_that_is_busy_for_a_while_gets_everything_when_it_is_back(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    made = scripted(monkeypatch, *(status(code) for _ in range(12)))
+    monkeypatch.setattr(watching, "LONGEST_WAIT", 0.001)
+    opened = threading.Event()
+    true_send = made.send
+
+    def send(pieces: list[StorePiece]) -> None:
+        true_send(pieces)
+        opened.set()
+
+    monkeypatch.setattr(made, "send", send)
+    with MlflowWatcher("http://localhost:1") as watcher:
+        watcher.open(folder)
+        watcher.saw(next(events()))
+        watcher.saw(finished_round(1))
+        assert opened.wait(20)
+        if code != "INTERNAL_ERROR":  # a busy answer to rounds is waited for, too
+            made.errors += [status(code) for _ in range(5)]
+        watcher.saw(finished_round(2))
+        watcher.saw(RunFinished(outcome="finished", round=2, reason=""))
+        for _ in range(2000):
+            if not made.errors:
+                break
+            threading.Event().wait(0.01)
+    assert made.rounds == [1, 2] and isinstance(made.taken[-1], Ending)
+
+
+def test_an_opening_that_fails_to_the_end_ends_with_the_run(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, heard: pytest.LogCaptureFixture
+) -> None:
+    made = scripted(monkeypatch, *(status("INTERNAL_ERROR") for _ in range(10_000)))
+    watched(folder, 3)
+    assert made.taken == [] and "3 rounds" in warnings(heard)[-1]
+    assert "quietsum run --resume run --mlflow URI sends it" in warnings(heard)[-1]
+
+
+def numbers_in(events_file: Path) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in events_file.read_text().splitlines()]
+    return [
+        (one["round"], max(found["epsilon"] for found in one["reserved"]))
+        for one in lines
+        if one["event"] == "round-finished"
+    ]
+
+
+def test_rounds_that_were_made_without_a_store_are_sent_when_the_run_is_resumed_with_one(store: str) -> None:
+    Path("run.toml").write_text(HEART)
+    runner = CliRunner()
+    assert runner.invoke(app, ["run", "run.toml", "--name", "late", "--workspace", "w"]).exit_code == 0
+    folder = Workspace(path=Path("w")).find("late")
+    for _ in range(2):  # the second time it has them
+        ended = runner.invoke(app, ["run", "--resume", "late", "--workspace", "w", "--mlflow", store])
+        assert ended.exit_code == 0, ended.output
+        (run,) = runs_in(store)
+        assert history(store, run, "privacy_epsilon/record") == numbers_in(folder.path / "events.jsonl")
+        assert [step for step, _ in history(store, run, "accuracy")] == [1, 2, 3, 4]
+    assert run.info.status == "FINISHED" and "model.safetensors" in artefacts(run)
+
+
+def test_rounds_for_which_the_queue_had_no_room_are_sent_when_the_store_is_back(
+    store: str, monkeypatch: pytest.MonkeyPatch, heard: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watching, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(watching, "LONGEST_WAIT", 0.001)
+    true_send, away = Store.send, threading.Event()
+    away.set()
+
+    def send(self: Store, pieces: list[StorePiece]) -> None:
+        if away.is_set():
+            raise ConnectionError("away")
+        true_send(self, pieces)
+
+    monkeypatch.setattr(Store, "send", send)
+
+    class Back:
+        def saw(self, event: RunEvent) -> None:
+            if isinstance(event, RunFinished):
+                away.clear()
+
+    workspace = Workspace(path=Path("w"))
+    with MlflowWatcher(store, room=1) as watcher:
+
+        def opened(folder: RunFolder) -> None:
+            watcher.open(folder)
+            watchers.insert(0, lines.enter_context(EventLines(folder.path / "events.jsonl")))
+
+        class Lines:
+            def saw(self, event: RunEvent) -> None:
+                for one in watchers:
+                    one.saw(event)
+
+        watchers: list[Any] = [watcher, Back()]
+        with contextlib.ExitStack() as lines:
+            start(tiny_plan(), workspace=workspace, name="run", task=TinyTask(), watchers=[Lines()], opened=opened)
+    (run,) = runs_in(store)
+    assert [step for step, _ in history(store, run, "privacy_epsilon/record")] == [1, 2, 3]
+    assert any("queue is full" in text for text in warnings(heard))
+    assert not any("not sent" in text for text in warnings(heard))
+
+
+def test_a_line_of_events_that_is_damaged_or_later_is_passed_over(tmp_path: Path) -> None:
+    good = event_to_dict(finished_round(1))
+    other = [
+        {**good, "round": 2, "reserved": [{}]}, {**good, "round": True}, {**good, "round": 2, "metrics": {"a": "b"}},
+        {**good, "round": 9}, {**good, "round": 2, "metrics_on": {"accuracy": 3}}, {**good, "event": "round-started"},
+    ]  # fmt: skip
+    lines = [json.dumps(one, default=str) for one in (*other, good)] + ["{", '["round-finished"]', "[" * 9999]
+    (tmp_path / "events.jsonl").write_text("\n".join(lines))
+    assert [one.round for one in EarlierRounds(path=tmp_path / "events.jsonl", last=8).read()] == [1]
+    assert list(EarlierRounds(path=tmp_path / "none.jsonl", last=8).read()) == []
 
 
 def test_a_store_that_lets_nobody_in_is_asked_once(

@@ -9,19 +9,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, final
 
+from quietsum.errors import QuietsumError
+from quietsum.federation import RoundFinished
 from quietsum.files import NoRoom, write_atomically
+from quietsum.privacy import Guarantee
+from quietsum.runs.tracking.values import round_values
 
-__all__ = ["Ending", "File", "Round", "RunOpening", "Store", "StorePiece", "Tags"]
+__all__ = ["EarlierRounds", "Ending", "File", "Round", "RunOpening", "Store", "StorePiece", "Tags"]
 
 BATCH = 100
 """MLflow takes at most so many parameters and tags at once."""
 PAGE = 100
+BUSY = (408, 429, 503, 504)
+"""Statuses of a server that may take the same later."""
 _PLAIN = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -52,6 +61,49 @@ class Round(StorePiece):
     time: int
     metrics: Mapping[str, float]
     tags: Mapping[str, str]
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EarlierRounds(StorePiece):
+    """Rounds up to ``last`` that stand in the run's ``events.jsonl`` and may be missing in the store."""
+
+    path: Path
+    last: int
+
+    def read(self) -> Iterator[Round]:
+        """Each round once, as its last line has it; a line that is none of ours is passed over.
+
+        Guarantees: no more of a line is used than a round sends while its run goes on (rule 5).
+        """
+        places: dict[int, int] = {}
+        try:
+            with self.path.open("rb") as file:
+                while line := file.readline():
+                    if b'"round-finished"' in line and (found := self._round(line)) is not None:
+                        places[found.round] = file.tell() - len(line)
+                for number in sorted(places):
+                    file.seek(places[number])
+                    if (found := self._round(file.readline())) is not None:
+                        yield found
+        except FileNotFoundError:
+            return
+
+    def _round(self, line: bytes) -> Round | None:
+        try:
+            values = json.loads(line)
+            number = values["round"]
+            if values["event"] != RoundFinished.kind or type(number) is not int or not 1 <= number <= self.last:
+                return None
+            numbers, tags = round_values(
+                number, [Guarantee.from_dict(each) for each in values["reserved"]], values["metrics"],
+                values["metrics_on"],
+            )  # fmt: skip
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, QuietsumError):
+            return None
+        if not all(isinstance(text, str) for text in tags.values()):
+            return None
+        return Round(round=number, time=int(time.time() * 1000), metrics=numbers, tags=tags)
 
 
 @final
@@ -90,7 +142,6 @@ class Store:
 
     def send(self, pieces: Sequence[StorePiece]) -> None:
         """Write ``pieces``: one, or several rounds. Blocks as long as the store does, and raises what it raises."""
-        from mlflow.entities import Metric
         from mlflow.tracking import MlflowClient
 
         if self._client is None:
@@ -105,14 +156,34 @@ class Store:
             case Ending(status=status, tags=tags):
                 self._tag(tags)
                 self._client.set_terminated(self._run, status=status)
+            case EarlierRounds() as earlier:
+                self._catch_up(earlier)
             case _:
-                rounds = [piece for piece in pieces if isinstance(piece, Round)]
-                metrics = [
-                    Metric(name, value, one.time, one.round) for one in rounds for name, value in one.metrics.items()
-                ]
-                for start in range(0, len(metrics), BATCH):
-                    self._client.log_batch(self._run, metrics=metrics[start : start + BATCH])
-                self._tag({name: text for one in rounds for name, text in one.tags.items()})
+                self._log([piece for piece in pieces if isinstance(piece, Round)])
+
+    def _log(self, rounds: Sequence[Round], known: Mapping[str, Container[int]] = MappingProxyType({})) -> None:
+        """Write ``rounds``, but for metrics whose round is ``known``."""
+        from mlflow.entities import Metric
+
+        metrics = [
+            Metric(name, value, one.time, one.round)
+            for one in rounds
+            for name, value in one.metrics.items()
+            if one.round not in known.get(name, ())
+        ]
+        for start in range(0, len(metrics), BATCH):
+            self._client.log_batch(self._run, metrics=metrics[start : start + BATCH])
+        self._tag({name: text for one in rounds for name, text in one.tags.items()})
+
+    def _catch_up(self, earlier: EarlierRounds) -> None:
+        """Write the rounds of ``earlier`` that the store does not have; a second try asks again what it has."""
+        known = {
+            name: {one.step for one in self._client.get_metric_history(self._run, name)}
+            for name in self._client.get_run(self._run).data.metrics
+        }
+        rounds = earlier.read()
+        while some := list(itertools.islice(rounds, BATCH)):
+            self._log(some, known)
 
     def _open(self, opening: RunOpening) -> str:
         from mlflow.entities import Param
@@ -187,8 +258,12 @@ class Store:
 
     @staticmethod
     def is_silent(error: BaseException) -> bool:
-        """Whether no server answered: no connection, or no reply in time."""
+        """Whether no server answered: no connection, no reply in time, or one that is too busy."""
+        from mlflow.exceptions import MlflowException
         from requests.exceptions import RequestException
+
+        if isinstance(error, MlflowException) and error.get_http_status_code() in BUSY:  # type: ignore[no-untyped-call]
+            return True
 
         seen: BaseException | None = error
         while seen is not None:
@@ -205,4 +280,4 @@ class Store:
         if not isinstance(error, MlflowException):
             return False
         status: int = error.get_http_status_code()  # type: ignore[no-untyped-call]
-        return 400 <= status < 500 and status not in (408, 429)
+        return 400 <= status < 500 and status not in BUSY

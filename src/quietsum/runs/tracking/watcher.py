@@ -12,46 +12,42 @@ ledger; the ε that is sent counts it all the same, because a smaller one would 
 
 Guarantees: no round waits for the store and no run fails with it. A thread of its own does the
 talking, from a queue with a bound; what cannot be sent is tried again while the run goes on, logged in one warning of
-each kind, and given up when the run has ended and nothing has moved for a few seconds. Nothing that a run needs is kept
-there.
+each kind, and given up when the run has ended and nothing has moved for a few seconds. Rounds that the store does not
+have are read from ``events.jsonl`` of the run folder: at the end of the run, and whenever it is resumed with a store.
+Nothing that a run needs is kept there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import logging
-import math
 import os
-import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, final
+from typing import Self, final
 
 from quietsum.alerts import Alert, for_others
 from quietsum.errors import QuietsumError
 from quietsum.federation import RoundFinished, RunEvent, RunFinished, RunStarted
-from quietsum.privacy import Guarantee, Observer, PrivacyUnit
 from quietsum.runs.checkpoint import head_of
 from quietsum.runs.folder import RunFolder
 from quietsum.runs.tracking.address import check_address, without_secrets
-from quietsum.runs.tracking.pieces import Ending, File, Round, RunOpening, Store, StorePiece, Tags
+from quietsum.runs.tracking.pieces import EarlierRounds, Ending, File, Round, RunOpening, Store, StorePiece, Tags
+from quietsum.runs.tracking.values import flatten_plan, round_values
 
-__all__ = ["MlflowWatcher", "flatten_plan", "spent_values"]
+__all__ = ["MlflowWatcher"]
 
 log = logging.getLogger(__name__)
 
+EVENTS = "events.jsonl"
 PATIENCE = 10.0
 ROOM = 1000
 MOST_TRIES = 3
 FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0
-LONGEST_VALUE = 500
-"""What every server of MLflow 2 and 3 takes as a parameter's value; plan.toml has the whole."""
 CALM = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_CONFIGURE_LOGGING": "false",
@@ -86,7 +82,7 @@ class MlflowWatcher:
         self._told: set[str] = set()
         self._before: dict[str, str | None] = {}
         self._lost: Counter[str] = Counter()
-        self._moved = 0
+        self._moved = self._last_round = 0
         self._closing = self._hopeless = self._closed = False
 
     def __enter__(self) -> Self:
@@ -143,6 +139,9 @@ class MlflowWatcher:
             )
         )  # fmt: skip
         self._put(File(path=self._folder.path / "plan.toml"))
+        self._last_round = event.first_round - 1
+        if self._last_round:
+            self._put(EarlierRounds(path=self._folder.path / EVENTS, last=self._last_round))
         if self._thread is None:
             wanted = {name: value for name, value in CALM.items() if name not in os.environ} | MUTE
             self._before = {name: os.environ.get(name) for name in wanted}
@@ -151,14 +150,8 @@ class MlflowWatcher:
             self._thread.start()
 
     def _round(self, event: RoundFinished) -> None:
-        numbers, tags = spent_values(event.reserved)  # never event.spent, which tells who refused
-        for name, value in event.metrics.items():
-            key = _key(name)
-            tags[f"quietsum.metric.{key}.on"] = event.metrics_on[name]
-            if math.isfinite(value):
-                numbers[key] = float(value)
-            else:
-                tags[f"quietsum.metric.{key}.not_finite"] = f"round {event.round}"
+        numbers, tags = round_values(event.round, event.reserved, event.metrics, event.metrics_on)
+        self._last_round = event.round
         fresh = {name: text for name, text in tags.items() if self._tags.get(name) != text}
         self._tags.update(fresh)
         self._put(Round(round=event.round, time=int(time.time() * 1000), metrics=numbers, tags=fresh))
@@ -182,6 +175,8 @@ class MlflowWatcher:
         if self._thread is None or self._folder is None:
             return
         try:
+            if self._lost["rounds"] and (events := self._folder.path / EVENTS).is_file():
+                self._put(EarlierRounds(path=events, last=self._last_round))
             for piece in self._last_pieces(self._folder):
                 self._put(piece)
         except Exception as error:
@@ -195,7 +190,9 @@ class MlflowWatcher:
             self._pending.clear()
             self._hopeless = True
         if left:
-            self._warn("unsent", f"not sent to {self._where}: {_in_words(left)}; all of it is in {self._folder.path}")
+            later = f"quietsum run --resume {self._folder.run} --mlflow URI"
+            kept = f"all of it is in {self._folder.path}, and {later} sends it"
+            self._warn("unsent", f"not sent to {self._where}: {_in_words(left)}; {kept}")
         if not self._thread.is_alive():
             for name, value in self._before.items():
                 os.environ.pop(name, None)
@@ -242,9 +239,10 @@ class MlflowWatcher:
                 else:
                     text = " ".join(without_secrets(str(error)).split())[:200]
                     self._warn("refused", f"{self._where} did not take something; the run goes on ({text})")
-                if unreachable and self._closing:
+                opening, enough = isinstance(pieces[0], RunOpening), tries >= MOST_TRIES
+                if self._closing and (unreachable or (opening and enough)):
                     return
-                if not unreachable and (store.is_refusal(error) or tries >= MOST_TRIES):
+                if not unreachable and (store.is_refusal(error) or (enough and not opening)):
                     self._give_up(pieces)
                     tries = 0
                     continue
@@ -253,7 +251,7 @@ class MlflowWatcher:
                 wait = min(2 * wait, LONGEST_WAIT)
             else:
                 tries, wait = 0, FIRST_WAIT
-                self._done(len(pieces))
+                self._done(pieces)
 
     def _next(self) -> list[StorePiece] | None:
         """What to send now, left in the queue until it is sent: one piece, or all rounds in a row; None at the end."""
@@ -269,10 +267,12 @@ class MlflowWatcher:
                     pieces.append(piece)
             return pieces
 
-    def _done(self, count: int) -> None:
+    def _done(self, pieces: list[StorePiece]) -> None:
         with self._change:
             self._moved += 1
-            for _ in range(min(count, len(self._pending))):
+            if isinstance(pieces[0], EarlierRounds) and pieces[0].last == self._last_round:
+                del self._lost["rounds"]
+            for _ in range(min(len(pieces), len(self._pending))):
                 self._pending.popleft()
 
     def _give_up(self, pieces: list[StorePiece]) -> None:
@@ -296,48 +296,6 @@ class MlflowWatcher:
             log.warning("%s", text)
 
 
-def spent_values(spent: tuple[Guarantee, ...]) -> tuple[dict[str, float], dict[str, str]]:
-    """Metrics and tags of what is reserved: for each unit the largest ε, with its δ, and against whom it holds."""
-    numbers: dict[str, float] = {}
-    tags: dict[str, str] = {}
-    for unit in PrivacyUnit:
-        found = [guarantee for guarantee in spent if guarantee.unit is unit]
-        if not found:
-            continue
-        worst = max(found, key=lambda guarantee: guarantee.epsilon)
-        who = {one.observer for one in found if one.epsilon == worst.epsilon}
-        texts = {Observer.SERVER: "the server", Observer.RECIPIENTS: "recipients of the model"}
-        against = " and ".join(text for observer, text in texts.items() if observer in who)
-        if math.isinf(worst.epsilon):
-            tags[f"quietsum.privacy.{unit.value}"] = f"no guarantee per {worst.whom} against {against}"
-            continue
-        tags[f"quietsum.privacy.{unit.value}"] = f"per {worst.whom}, against {against}, if the schedule runs as planned"
-        numbers[f"privacy_epsilon/{unit.value}"] = worst.epsilon
-        numbers[f"privacy_delta/{unit.value}"] = worst.delta
-    return numbers, tags
-
-
-def flatten_plan(values: Mapping[str, Any], before: str = "") -> dict[str, str]:
-    """A plan's values as parameters, ``privacy.record.epsilon`` for instance; long ones are cut, absent ones left out.
-
-    >>> flatten_plan({"privacy": {"record": {"epsilon": 1.0}, "client": None}, "tags": ["a"]})
-    {'privacy.record.epsilon': '1.0', 'tags': '["a"]'}
-    """
-    found: dict[str, str] = {}
-    for name, value in values.items():
-        key = f"{before}{_key(str(name))}"
-        if isinstance(value, Mapping):
-            found.update(flatten_plan(value, f"{key}."))
-        elif value is not None:
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-            found[key[:250]] = text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
-    return found
-
-
-def _key(name: str) -> str:
-    return re.sub(r"[^\w\-. /]", "_", name, flags=re.ASCII)[:200]
-
-
 def _change_time(path: Path) -> float | None:
     try:
         return path.stat().st_mtime_ns
@@ -349,6 +307,8 @@ def _name(piece: StorePiece) -> str:
     match piece:
         case Round():
             return "rounds"
+        case EarlierRounds():
+            return "earlier rounds"
         case Tags():
             return "alerts"
         case File(path=path):
