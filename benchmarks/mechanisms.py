@@ -214,9 +214,9 @@ Halves = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
 def ours(name: str, answers: int) -> Halves:
-    from quietsum.mechanisms.local import protocol
+    from quietsum.mechanisms.local import make_protocol
 
-    found = protocol(name, answers, EPSILON, **OURS[name])
+    found = make_protocol(name, answers, EPSILON, **OURS[name])
     found.estimate(found.privatize(np.arange(answers)))  # hash tables are built before the clock starts
     return found.privatize, lambda reports: found.estimate(reports).values
 

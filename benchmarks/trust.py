@@ -11,7 +11,7 @@ import math
 
 from quietsum import calibrate_noise
 from quietsum.mechanisms import largest_local_epsilon, shuffled_epsilon
-from quietsum.mechanisms.local import protocol
+from quietsum.mechanisms.local import make_protocol
 from quietsum.privacy.exact.closed_forms import gaussian_epsilon
 
 DELTA = 1e-8
@@ -25,7 +25,7 @@ def survey_rows() -> list[str]:
     for n, epsilon in SURVEYS:
         curator = math.sqrt(2) / (epsilon * n)  # Laplace noise of scale 1/ε on the count
         local = largest_local_epsilon(epsilon=epsilon, n=n, delta=DELTA)
-        errors = [math.sqrt(protocol("k-rr", 2, cost).variance(n)) for cost in (local, epsilon)]  # type: ignore[attr-defined]
+        errors = [math.sqrt(make_protocol("k-rr", 2, cost).variance(n)) for cost in (local, epsilon)]  # type: ignore[attr-defined]
         rows.append(f"| {n:,} | {epsilon:g} | {curator:.2g} | {errors[0]:.2g} | {local:.2f} | {errors[1]:.2g} |")
     return rows
 

@@ -25,7 +25,7 @@ from quietsum.plan import (
     resolve,
 )
 from quietsum.plan.promises import Style
-from quietsum.plan.refusals import REFUSALS, Change, check, find_refusals, nearest
+from quietsum.plan.refusals import REFUSALS, Change, check_plan, find_refusals, nearest
 from quietsum.plan.refusals.nearest import MOVES, PARAMETERS
 from quietsum.plan.refusals.robust import attackers_of, run_ends
 from quietsum.privacy.units import Neighbours
@@ -60,7 +60,7 @@ def test_no_rule_is_proposed_that_only_bounds_lengths_or_knows_one_attack() -> N
 
 def test_the_nearest_plan_stands_in_the_refusal_and_in_its_values() -> None:
     with pytest.raises(PlanRefused, match=r"nearest possible plan: aggregation.attackers = 2") as caught:
-        check(robust("median", 3), banks(5))
+        check_plan(robust("median", 3), banks(5))
     assert {"aggregation.attackers": 2} in caught.value.nearest
 
 
@@ -106,7 +106,7 @@ def test_a_poisson_draw_that_is_often_too_small_is_refused_with_its_chance_and_a
     short, ends = run_ends(plan, banks(40))
     assert short == pytest.approx(exact, rel=1e-12) and ends == pytest.approx(1 - (1 - exact) ** 20, rel=1e-9)
     with pytest.raises(PlanRefused, match=f"{100 * exact:.3g} % of rounds bring fewer"):
-        check(plan, banks(40))
+        check_plan(plan, banks(40))
     rates = [change.keys["federation.sampling.rate"] for change in nearest(plan, banks(40))
              if change.keys.get("federation.sampling.rate")]  # fmt: skip
     assert rates and all(rate > 0.25 for rate in rates)
@@ -137,7 +137,7 @@ def test_a_rule_without_its_root_set_is_answered_with_one_also_where_no_other_ru
     others = [name for name in ("signguard", "median") if RULES[name].facts.least(attackers) <= count]
     assert ('aggregation.rule = "signguard"' in told) == bool(others)
     with pytest.raises(PlanRefused) as caught:
-        check(plan, banks(count))
+        check_plan(plan, banks(count))
     assert {"task.options": {"l2": 0.1, "root": 100}} in caught.value.nearest
     assert others or "signguard" not in str(caught.value)
     public = dataclasses.replace(plan, task=TaskPlan(options={"start": "public"}))

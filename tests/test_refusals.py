@@ -29,7 +29,7 @@ from quietsum.plan import (
     TaskPlan,
     TrainingPlan,
 )
-from quietsum.plan.refusals import REFUSALS, check, find_refusals, taking_part, warnings
+from quietsum.plan.refusals import REFUSALS, check_plan, find_refusals, taking_part, warnings
 from quietsum.plan.refusals.general import NEEDS_INDIVIDUALS
 
 SITES = tuple(
@@ -790,7 +790,7 @@ def test_a_row_refuses_its_plan_and_not_the_good_neighbour(
     assert name in {row.name for row in find_refusals(refused, parties)}
     assert name not in {row.name for row in find_refusals(*good)}
     with pytest.raises(PlanRefused) as caught:
-        check(refused, parties)
+        check_plan(refused, parties)
     row = next(row for row in REFUSALS if row.name == name)
     line = next(line for line in str(caught.value).splitlines() if row.why in line)
     assert told in line and row.instead in line
@@ -808,7 +808,7 @@ def test_every_row_says_why_and_what_instead(row: Any) -> None:
 
 
 def test_a_good_plan_is_refused_by_no_row() -> None:
-    check(plan(), SITES)
+    check_plan(plan(), SITES)
     assert find_refusals(plan(), SITES) == ()
 
 
@@ -820,7 +820,7 @@ def test_all_reasons_are_told_at_once_one_a_line() -> None:
         privacy=PrivacyPlan(record=RecordPlan(epsilon=1, noise_multiplier=1, delta=0.5)),
     )
     with pytest.raises(PlanRefused) as caught:
-        check(bad, SITES)
+        check_plan(bad, SITES)
     assert [row.name for row in find_refusals(bad, SITES)] == [
         "noise-with-target", "delta-too-large", "batch-too-large", "unknown-parties", "minimum-too-high",
         "other-engine", "secure-with-individuals", "secure-with-few",

@@ -553,7 +553,7 @@ def test_rule_10_no_file_of_a_run_holds_a_generators_state(tmp_path: Path, monke
 
 def anchors_of(folder: RunFolder) -> dict[str, Head]:
     """Heads kept elsewhere: in the newest checkpoint, in the model and in the report."""
-    last = checkpoints.latest(folder.checkpoints)
+    last = checkpoints.latest_checkpoint(folder.checkpoints)
     assert last is not None
     (from_report,) = read_anchors(folder.path / "report.json")
     model = Head.from_dict(checkpoints.read_model(folder.model)[1]["head"])

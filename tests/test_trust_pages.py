@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from quietsum import LaplaceMechanism
-from quietsum.mechanisms.local import protocol
+from quietsum.mechanisms.local import make_protocol
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "explanation"
@@ -39,7 +39,7 @@ def test_the_errors_of_the_table_are_those_of_the_mechanisms_themselves() -> Non
     noise = [LaplaceMechanism(epsilon=epsilon, sensitivity=1).release(5_000) - 5_000 for _ in range(4_000)]
     seen = math.sqrt(sum(value * value for value in noise) / len(noise)) / n
     assert seen == pytest.approx(curator, rel=0.1)
-    made = protocol("k-rr", ["yes", "no"], epsilon)
+    made = make_protocol("k-rr", ["yes", "no"], epsilon)
     answers = ["yes"] * 3_000 + ["no"] * 7_000
     errors = [made.estimate(made.privatize(answers)).values[0] - 0.3 for _ in range(300)]
     assert math.sqrt(sum(error * error for error in errors) / 300) == pytest.approx(local, rel=0.2)

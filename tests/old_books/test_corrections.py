@@ -103,7 +103,7 @@ def test_a_run_whose_limit_does_not_hold_by_new_prices_stops_with_3_and_keeps_it
     told = " ".join(done.output.split())
     assert f"may cost {limit}" in told and "earlier prices" in told
     folder = Workspace(path=place).find(run)
-    last = checkpoints.latest(folder.checkpoints)
+    last = checkpoints.latest_checkpoint(folder.checkpoints)
     assert folder.model.is_file() and last is not None and last.round == rounds
     assert entries(place).count("correction") == 1
     assert call("ledger", "verify", "--workspace", place).exit_code == 0

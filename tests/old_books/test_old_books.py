@@ -102,7 +102,7 @@ def test_an_old_run_goes_on_from_its_checkpoint_to_its_end(tmp_path: Path) -> No
     place = copy(tmp_path)
     done = call("run", "--resume", "stopped", "--workspace", place)
     assert done.exit_code == 0, done.output
-    last = checkpoints.latest(Workspace(path=place).find("stopped").checkpoints)
+    last = checkpoints.latest_checkpoint(Workspace(path=place).find("stopped").checkpoints)
     assert last is not None and last.round == 4
     assert call("ledger", "verify", "--workspace", place).exit_code == 0
 

@@ -156,7 +156,7 @@ def stories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             for name in leftovers:  # a draft is named by its process, and the next one is another process
                 shutil.rmtree(name) if Path(name).is_dir() else Path(name).unlink()
             if RUN.exists():
-                checkpoints.latest(RUN / "checkpoints")  # none, or one that is whole
+                checkpoints.latest_checkpoint(RUN / "checkpoints")  # none, or one that is whole
                 again = invoke("run", "--resume", "run")
             else:  # nothing but an entry in the ledger, which costs nothing
                 again = invoke("run", "run.toml", "--name", "run")
@@ -213,7 +213,7 @@ def test_a_failed_checkpoint_leaves_the_one_before_it_and_costs_one_more_attempt
 
     def no_room(path: Path, content: bytes) -> None:
         if path.name == "round-000002.safetensors":
-            full["round 1"] = checkpoints.latest(path.parent)
+            full["round 1"] = checkpoints.latest_checkpoint(path.parent)
             raise NoRoom(f"{path} could not be written: the disk is full")
         honest(path, content)
 
@@ -221,7 +221,7 @@ def test_a_failed_checkpoint_leaves_the_one_before_it_and_costs_one_more_attempt
         patch.setattr(checkpoints, "write_atomically", no_room)
         result = invoke("run", "run.toml", "--name", "run")
     assert result.exit_code == 2 and "the disk is full" in result.stderr
-    kept = checkpoints.latest(RUN / "checkpoints")
+    kept = checkpoints.latest_checkpoint(RUN / "checkpoints")
     assert kept is not None and kept.round == 1
     before = full["round 1"]
     assert before is not None

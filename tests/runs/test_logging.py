@@ -123,7 +123,7 @@ def secrets_of(folder: Path) -> dict[str, str]:
     hidden |= {f"line {n} of the key": line for n, line in enumerate(pem.splitlines()[1:-1])}
     hidden["the key's banner"] = "PRIVATE KEY"
     for path in (folder / "runs/run/checkpoints").glob("*.safetensors"):
-        state = checkpoints.load(path).state
+        state = checkpoints.load_checkpoint(path).state
         for index, value in enumerate(state.params.tolist()):
             if value:
                 hidden[f"parameter {index} in {path.name}"] = repr(value)

@@ -107,7 +107,7 @@ def test_who_took_part_cannot_be_guessed_from_the_hash_in_a_checkpoint(tmp_path:
     told = []
     for folder in (tmp_path / "one", tmp_path / "other"):
         folder.mkdir()
-        path = checkpoints.save(folder, some(1), of_parties=[MEMORY])
+        path = checkpoints.save_checkpoint(folder, some(1), of_parties=[MEMORY])
         told.append(checkpoints.header_of(path)["operator"])
     assert told[0] != told[1]
 
@@ -147,7 +147,7 @@ def test_the_control_without_its_memory_the_run_would_end_elsewhere(tmp_path: Pa
     forgot = RunCheckpoint(
         run=last.run, plan=last.plan, round=last.round, state=nothing, head=last.head, privacy=last.privacy
     )
-    checkpoints.save(folder.checkpoints, forgot, of_parties=[MEMORY])
+    checkpoints.save_checkpoint(folder.checkpoints, forgot, of_parties=[MEMORY])
     resume_run(folder, workspace=halves, task=task(), rng=Silent())
     assert np.any(newest(whole).state.slots[MEMORY] != newest(halves).state.slots[MEMORY])
 
@@ -157,7 +157,7 @@ def test_a_checkpoint_of_before_which_holds_the_memory_itself_goes_on(tmp_path: 
     folder = stopped(halves, PLAN, rng=Silent())
     last = newest(halves)
     shutil.rmtree(folder.checkpoints)
-    path = checkpoints.save(folder.checkpoints, last)
+    path = checkpoints.save_checkpoint(folder.checkpoints, last)
     assert set(tensors_in(path)) == {"params", f"slots.{MEMORY}"}
     assert checkpoints.header_of(path)["version"] == 2 and "operator" not in checkpoints.header_of(path)
     resume_run(folder, workspace=halves, task=task(), rng=Silent())
@@ -216,7 +216,7 @@ def test_after_a_crash_anywhere_the_newest_checkpoint_has_the_memory_that_it_was
     failpoints.install(places.append)
     count = tmp_path / "count"
     for number in range(5):
-        checkpoints.save(count, some(number), of_parties=[MEMORY])
+        checkpoints.save_checkpoint(count, some(number), of_parties=[MEMORY])
     assert places.count("checkpoint:memory") == places.count("checkpoint:written") == 5
     found = set()
     for at in range(len(places)):
@@ -232,18 +232,18 @@ def test_after_a_crash_anywhere_the_newest_checkpoint_has_the_memory_that_it_was
         written = -1
         with pytest.raises(KeyboardInterrupt):
             for number in range(5):
-                checkpoints.save(folder, some(number), of_parties=[MEMORY])
+                checkpoints.save_checkpoint(folder, some(number), of_parties=[MEMORY])
                 written = number
         failpoints.install(None)
-        last = checkpoints.latest(folder)
+        last = checkpoints.latest_checkpoint(folder)
         if last is None:
             assert written < 0
             continue
         assert last.round in (written, written + 1)
         found.add(last.round - written)
         assert np.all(last.state.params == last.round) and np.all(last.state.slots[MEMORY] == last.round)
-        checkpoints.save(folder, some(last.round + 1), of_parties=[MEMORY])  # and it goes on
-        assert checkpoints.latest(folder).round == last.round + 1  # type: ignore[union-attr]
+        checkpoints.save_checkpoint(folder, some(last.round + 1), of_parties=[MEMORY])  # and it goes on
+        assert checkpoints.latest_checkpoint(folder).round == last.round + 1  # type: ignore[union-attr]
         beside = sorted(path.name for path in folder.glob("operator-*"))
         assert beside == sorted(apart(path).name for path in folder.glob("round-*"))
     assert found == {0, 1}
@@ -281,5 +281,5 @@ def test_a_plan_whose_rule_would_remember_too_much_is_refused_with_the_nearest_p
 def test_a_folder_that_is_named_like_an_operator_s_file_holds_no_checkpoint_up(tmp_path: Path) -> None:
     (tmp_path / "operator-000001.safetensors").mkdir()
     for number in range(2, 2 + KEPT + 1):
-        checkpoints.save(tmp_path, some(number), of_parties=[MEMORY])
+        checkpoints.save_checkpoint(tmp_path, some(number), of_parties=[MEMORY])
     assert len(list(tmp_path.glob("round-*"))) == KEPT

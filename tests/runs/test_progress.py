@@ -197,14 +197,14 @@ def test_a_failure_in_the_middle_gives_the_terminal_back(monkeypatch: pytest.Mon
     monkeypatch.setattr(progress, "Progress", lambda *_: honest(terminal))
     from quietsum.runs import checkpoint as checkpoints
 
-    write = checkpoints.save
+    write = checkpoints.save_checkpoint
 
     def no_room(folder: Path, checkpoint: Any, **keys: Any) -> Path:
         if checkpoint.round == 2:
             raise NoRoom("the disk is full")
         return write(folder, checkpoint, **keys)
 
-    monkeypatch.setattr(checkpoints, "save", no_room)
+    monkeypatch.setattr(checkpoints, "save_checkpoint", no_room)
     (tmp_path / "run.toml").write_text(tiny_plan().to_toml(), encoding="utf-8")
     result = CliRunner().invoke(app, ["run", str(tmp_path / "run.toml"), "--workspace", str(tmp_path)])
     text = terminal.getvalue()

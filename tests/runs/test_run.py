@@ -69,7 +69,7 @@ def test_a_finished_run_leaves_a_model_a_checkpoint_and_a_frozen_plan(tmp_path: 
     assert (result.outcome, result.round, result.error) == ("finished", 3, None)
     folder = Workspace(path=tmp_path).find("first")
     assert folder.plan() == tiny_plan()
-    last = checkpoints.latest(folder.checkpoints)
+    last = checkpoints.latest_checkpoint(folder.checkpoints)
     assert last is not None
     params, about = checkpoints.read_model(folder.model)
     np.testing.assert_array_equal(params, last.state.params)
@@ -226,7 +226,7 @@ def test_rule_10_two_resumes_of_one_checkpoint_draw_different_noise(tmp_path: Pa
 
 def test_the_privacy_block_is_readable_and_true(tmp_path: Path) -> None:
     folder = go(tmp_path, name="run").folder
-    last = checkpoints.latest(folder.checkpoints)
+    last = checkpoints.latest_checkpoint(folder.checkpoints)
     assert last is not None
     block = last.privacy
     assert block["target_delta"] == 1e-3
@@ -244,7 +244,7 @@ def test_rule_5_a_checkpoint_does_not_tell_who_refused_and_one_of_before_still_r
     blocks = {}
     for name, plan in plans.items():
         folder = stopped(tmp_path / name, plan, 2)
-        last = checkpoints.latest(folder.checkpoints)
+        last = checkpoints.latest_checkpoint(folder.checkpoints)
         assert last is not None
         blocks[name] = last.privacy
     assert last is not None and blocks["everyone"] == blocks["without"]
@@ -264,13 +264,13 @@ def test_rule_5_a_checkpoint_does_not_tell_who_refused_and_one_of_before_still_r
 
 def rewrite(folder: RunFolder, change: Any) -> None:
     """Edit the newest checkpoint as a clever hand would: hashes fit, contents do not."""
-    last = checkpoints.latest(folder.checkpoints)
+    last = checkpoints.latest_checkpoint(folder.checkpoints)
     assert last is not None
     import dataclasses
 
     privacy = json.loads(json.dumps(dict(last.privacy)))
     change(privacy)
-    checkpoints.save(folder.checkpoints, dataclasses.replace(last, privacy=privacy))
+    checkpoints.save_checkpoint(folder.checkpoints, dataclasses.replace(last, privacy=privacy))
 
 
 @pytest.mark.parametrize("name", ["cumulative_sample_epsilon", "target_delta"])
@@ -420,7 +420,10 @@ def test_a_truncated_checkpoint_is_refused_with_the_remedy_and_the_remedy_works(
     assert resume_run(folder, workspace=Workspace(path=tmp_path), task=TinyTask()).outcome == "finished"
     one_more = tiny_plan(federation={"rounds": 4})
     go(tmp_path / "four", one_more, name="run")
-    by_steps = {row["party"]: row["steps"] for row in checkpoints.latest(folder.checkpoints).privacy["sample_history"]}  # type: ignore[union-attr]
+    by_steps = {
+        row["party"]: row["steps"]
+        for row in checkpoints.latest_checkpoint(folder.checkpoints).privacy["sample_history"]
+    }  # type: ignore[union-attr]
     assert by_steps == {"north": 4, "south": 4}
 
 

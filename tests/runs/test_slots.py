@@ -76,7 +76,7 @@ def stopped(place: Workspace, plan: Plan, after: int = 3, **more: Any) -> Any:
 
 
 def newest(place: Workspace) -> RunCheckpoint:
-    found = checkpoints.latest(place.find("run").checkpoints)
+    found = checkpoints.latest_checkpoint(place.find("run").checkpoints)
     assert found is not None
     return found
 

@@ -198,13 +198,14 @@ def test_a_round_that_has_no_trial_reserves_nothing() -> None:
 
 @pytest.mark.parametrize("root", [60, "made-up"])
 def test_a_run_goes_through_and_remembers_every_site(tmp_path: Path, root: object) -> None:
+    from quietsum.runs import latest_checkpoint
+
     result = start(heart_plan(root=root), workspace=Workspace.at(tmp_path))
     assert result.outcome == "finished" and result.metrics.values["accuracy"] > 0.5
-    from quietsum.runs import checkpoint
 
-    last = checkpoint.latest(result.folder.checkpoints)
+    last = latest_checkpoint(result.folder.checkpoints)
     assert last is not None
     memory = last.state.memory
     assert set(memory) == {"merit", "evidence", "chance"} and (memory["evidence"] > 0.3).all()
-    handed_on = checkpoint.latest(result.folder.checkpoints, of_parties=False)
+    handed_on = latest_checkpoint(result.folder.checkpoints, of_parties=False)
     assert handed_on is not None and not handed_on.state.memory  # the rest is the operator's alone

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         Unfit as Unfit,
         categories as categories,
         choose as choose,
+        make_protocol as make_protocol,
         read_reports as read_reports,
         reports_file as reports_file,
     )

@@ -511,7 +511,7 @@ def read_resolved(values: Mapping[str, Any]) -> ResolvedPlan:
     """
     from quietsum.errors import QuietsumError
     from quietsum.ledger import budget_from
-    from quietsum.plan import PartyFacts, Plan, ResolvedPlan, refusals
+    from quietsum.plan import PartyFacts, Plan, ResolvedPlan, check_plan, taking_part
     from quietsum.validate import positive, whole_number
 
     try:
@@ -521,7 +521,7 @@ def read_resolved(values: Mapping[str, Any]) -> ResolvedPlan:
         if plan.digest != values["digest"]:
             raise PlanRefused("the plan that came is not the one whose hash came with it")
         parties = tuple(PartyFacts(**facts) for facts in values["parties"])
-        refusals.check(plan, parties)
+        check_plan(plan, parties)
         noise = {
             name: None if values[name] is None else positive(name, values[name])
             for name in ("record_noise", "client_noise")
@@ -532,7 +532,7 @@ def read_resolved(values: Mapping[str, Any]) -> ResolvedPlan:
             raise PlanRefused("the plan's style and its noise per client do not fit together")
         return ResolvedPlan(
             plan=plan,
-            parties=refusals.taking_part(plan, parties),
+            parties=taking_part(plan, parties),
             dimension=whole_number("dimension", values["dimension"], 1),
             record_noise=noise["record_noise"],
             client_noise=noise["client_noise"],

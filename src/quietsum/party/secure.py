@@ -30,7 +30,9 @@ from quietsum.secagg import (
     SessionTerms,
     Step,
     centre_lift,
-    rotation,
+    pad_to_power,
+    rotate,
+    rotate_back,
 )
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ def terms_of(resolved: ResolvedPlan, key: Key, model: str) -> SessionTerms:
     return SessionTerms(
         run=run, round=number, attempt=attempt, model=model,
         plan=hashlib.sha256(f"{resolved.plan.digest}\n{grid}".encode()).hexdigest(),
-        dimension=rotation.pad_to_power(resolved.dimension) if secure.bits < 32 else resolved.dimension,
+        dimension=pad_to_power(resolved.dimension) if secure.bits < 32 else resolved.dimension,
         bits=secure.bits,
         parameters=secure.parameters,
         floor=secure.floor,
@@ -204,11 +206,11 @@ class Noisy:
         """The noisy sum, times ``factor`` over the divisor."""
         found = self.noise.decode(centre_lift(total, bits=self.noise.bits))
         if self.noise.bits < 32:
-            found = rotation.rotate_back(found, self.dimension, seed=self.seed)
+            found = rotate_back(found, self.dimension, seed=self.seed)
         return np.asarray(found * (self.factor / self.divisor(survivors)))
 
     def _rotate(self, vector: Vector) -> Vector:
-        return rotation.rotate(vector, seed=self.seed) if self.noise.bits < 32 else vector
+        return rotate(vector, seed=self.seed) if self.noise.bits < 32 else vector
 
 
 def _into_ring(whole: NDArray[np.int64]) -> Masked:

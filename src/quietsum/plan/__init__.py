@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from quietsum.plan.options import Options as Options
     from quietsum.plan.orders import LocalOrders as LocalOrders
     from quietsum.plan.promises import PRESETS as PRESETS, Preset as Preset, safe_delta as safe_delta
-    from quietsum.plan.refusals import REFUSALS as REFUSALS, cohort_of as cohort_of, taking_part as taking_part
+    from quietsum.plan.refusals import (
+        REFUSALS as REFUSALS,
+        check_plan as check_plan,
+        cohort_of as cohort_of,
+        taking_part as taking_part,
+    )
     from quietsum.plan.refusals.robust import run_ends as run_ends
     from quietsum.plan.resolution.card import GuaranteeCard as GuaranteeCard, card as card
     from quietsum.plan.resolution.charging import charge as charge, span as span, units as units

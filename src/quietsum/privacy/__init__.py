@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from quietsum.privacy.classical import ClassicalAccountant as ClassicalAccountant
     from quietsum.privacy.concentrated import ConcentratedAccountant as ConcentratedAccountant
     from quietsum.privacy.events import (
+        EVENT_VERSION as EVENT_VERSION,
         ApproximateDP as ApproximateDP,
         Composed as Composed,
         Diagnostic as Diagnostic,

@@ -9,8 +9,8 @@ Events travel as JSON and are kept for years. Four rules make old events readabl
 
 1. **Kinds are never removed.** What was once written can be read, priced and verified.
 2. **New fields are optional only**, with a default that means what the event meant without the field.
-3. **The meaning of a kind and of its fields never changes.** A new meaning gets a new kind, and :data:`VERSION` grows
-   when kinds are added.
+3. **The meaning of a kind and of its fields never changes.** A new meaning gets a new kind, and
+   :data:`EVENT_VERSION` grows when kinds are added.
 4. **Unknown means unsupported.** A kind, field or version that is not known here is refused by name; an accountant
    without a sound bound for an event raises :class:`~quietsum.errors.UnsupportedEvent` and never guesses.
 
@@ -32,7 +32,7 @@ from quietsum.errors import CorruptState, InvalidParameter, QuietsumError
 from quietsum.validate import finite_number, non_negative, optional, positive, probability, set_fields, whole_number
 
 __all__ = [
-    "VERSION",
+    "EVENT_VERSION",
     "ApproximateDP",
     "Composed",
     "Diagnostic",
@@ -59,7 +59,7 @@ __all__ = [
     "to_json",
 ]
 
-VERSION = 1
+EVENT_VERSION = 1
 """The version written into every JSON event."""
 
 _MORE_NOISE = "noise is what makes it private; calibrate it with quietsum.privacy.compute_noise_multiplier"
@@ -490,7 +490,7 @@ def _from_dict(values: Mapping[str, Any]) -> PrivacyEvent:
 
 def to_json(event: PrivacyEvent) -> str:
     """``event`` as one line of JSON with the version of the format."""
-    return json.dumps({"version": VERSION, "event": to_dict(event)}, sort_keys=True, allow_nan=False)
+    return json.dumps({"version": EVENT_VERSION, "event": to_dict(event)}, sort_keys=True, allow_nan=False)
 
 
 def from_json(text: str) -> PrivacyEvent:
@@ -506,8 +506,8 @@ def from_json(text: str) -> PrivacyEvent:
     if not isinstance(values, dict) or set(values) != {"version", "event"}:
         raise CorruptState("a JSON event is an object with exactly the keys 'version' and 'event'")
     version = values["version"]
-    if type(version) is not int or version != VERSION:
-        raise CorruptState(f"event format version {version!r} is not {VERSION}; use the quietsum that wrote it")
+    if type(version) is not int or version != EVENT_VERSION:
+        raise CorruptState(f"event format version {version!r} is not {EVENT_VERSION}; use the quietsum that wrote it")
     return from_dict(values["event"])
 
 

@@ -26,8 +26,9 @@ from quietsum.runs import (
     RunFolder,
     TaskFacts,
     Workspace,
-    checkpoint as checkpoints,
+    latest_checkpoint,
     plain_scores,
+    read_model,
     scores_after,
 )
 from quietsum.validate import finite_number
@@ -125,8 +126,8 @@ def look(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> Outlook | N
     """The plan as it is priced today, and how far the run came; None in folders that keep nothing but their report."""
     require_own(folder, workspace, ledger)
     plan = folder.plan()
-    last = checkpoints.latest(folder.checkpoints, of_parties=False)
-    about = checkpoints.read_model(folder.model)[1] if folder.model.is_file() else None
+    last = latest_checkpoint(folder.checkpoints, of_parties=False)
+    about = read_model(folder.model)[1] if folder.model.is_file() else None
     outcome = _outcome(folder, about)
     facts = TaskFacts.read(folder.path)
     if facts is None:

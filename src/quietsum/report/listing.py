@@ -16,7 +16,7 @@ from quietsum.ledger import Head, Ledger, Terms, exceeds
 from quietsum.plan import digest_of
 from quietsum.privacy import Guarantee
 from quietsum.report.contents import earlier, look, require_own, scores_in
-from quietsum.runs import RunFolder, Workspace, checkpoint as checkpoints
+from quietsum.runs import RunFolder, Workspace, header_of, newest_checkpoint
 
 __all__ = ["list_run"]
 
@@ -28,7 +28,7 @@ def list_run(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> dict[st
     """The line of one run, as plain values; ``ledger`` is the workspace's."""
     require_own(folder, workspace, ledger)
     plan = folder.plan()
-    about = checkpoints.header_of(folder.model) if folder.model.is_file() else None
+    about = header_of(folder.model) if folder.model.is_file() else None
     if about is not None and _borne_out(about, folder, ledger):
         return _line(
             folder.run, str(about["outcome"]), about["round"], plan.federation.rounds, about["guarantees"],
@@ -69,7 +69,7 @@ def _borne_out(about: Mapping[str, Any], folder: RunFolder, ledger: Ledger) -> b
     """Whether the ledger bears out what a model's header says; an error where it contradicts it."""
     try:
         head = Head.from_dict(about["head"])
-        whole = type(about["round"]) is int and about["round"] == checkpoints.newest(folder.checkpoints)
+        whole = type(about["round"]) is int and about["round"] == newest_checkpoint(folder.checkpoints)
         if not whole or (about["run"], about["plan"]) != (folder.run, folder.plan_digest):
             return False
         figures = [Guarantee.from_dict(values) for values in about["guarantees"]]

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
         local_plan as local_plan,
         task_in as task_in,
     )
-    from quietsum.runs.checkpoint import read_model as read_model
+    from quietsum.runs.checkpoint import (
+        header_of as header_of,
+        latest_checkpoint as latest_checkpoint,
+        newest_checkpoint as newest_checkpoint,
+        read_model as read_model,
+    )
     from quietsum.runs.coordinator_alerts import AlertWatcher as AlertWatcher, alerting as alerting
     from quietsum.runs.drill import Cell as Cell, Matrix as Matrix, parse_attack as parse_attack, run_drill as run_drill
     from quietsum.runs.facts import TaskFacts as TaskFacts

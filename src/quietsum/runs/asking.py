@@ -126,7 +126,7 @@ def answers_in(folder: RunFolder, *, level: float = 0.95) -> Asked:
     plan = folder.plan()
     task = task_in(plan, folder.run)
     resolved = resolve(plan, task.parties(), task.dimension)
-    last = checkpoints.latest(folder.checkpoints, of_parties=False)
+    last = checkpoints.latest_checkpoint(folder.checkpoints, of_parties=False)
     if last is None or last.round != 1 or last.plan != plan.digest:
         raise InvalidParameter("run", folder.run, "has no answers: it did not finish", "ask again")
     if last.run != folder.run:

@@ -44,11 +44,11 @@ __all__ = [
     "check_space",
     "head_of",
     "header_of",
-    "latest",
-    "load",
-    "newest",
+    "latest_checkpoint",
+    "load_checkpoint",
+    "newest_checkpoint",
     "read_model",
-    "save",
+    "save_checkpoint",
     "save_model",
 ]
 
@@ -89,7 +89,7 @@ def apart(path: Path) -> Path:
     return path.with_name(path.name.replace("round-", "operator-", 1))
 
 
-def save(folder: Path, checkpoint: RunCheckpoint, *, of_parties: Collection[str] = ()) -> Path:
+def save_checkpoint(folder: Path, checkpoint: RunCheckpoint, *, of_parties: Collection[str] = ()) -> Path:
     """Write ``checkpoint`` into ``folder`` atomically, then remove all but the newest few.
 
     Slots that are named in ``of_parties`` go into the operator's file beside it.
@@ -147,20 +147,20 @@ def check_space(folder: Path, state: ServerState) -> None:
     files.check_room(folder, 2 * HEADER + sum(vector.nbytes for vector in vectors))
 
 
-def latest(folder: Path, *, of_parties: bool = True) -> RunCheckpoint | None:
+def latest_checkpoint(folder: Path, *, of_parties: bool = True) -> RunCheckpoint | None:
     """The newest checkpoint in ``folder``; None where there is none yet. A damaged one is refused, not skipped.
 
     Without ``of_parties`` the operator's file beside it is not looked for, and its slots are missing.
     """
     paths = _paths(folder)
-    return load(paths[-1], of_parties=of_parties) if paths else None
+    return load_checkpoint(paths[-1], of_parties=of_parties) if paths else None
 
 
 def _paths(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("round-*.safetensors") if _NAME.fullmatch(path.name))
 
 
-def load(path: Path, *, of_parties: bool = True) -> RunCheckpoint:
+def load_checkpoint(path: Path, *, of_parties: bool = True) -> RunCheckpoint:
     """The checkpoint in ``path``; anything truncated, altered or foreign raises CorruptState.
 
     So does an operator's file that is missing, or is not the one that this checkpoint was saved with, unless
@@ -248,7 +248,7 @@ def header_of(path: Path) -> dict[str, Any]:
         raise CorruptState(_say_damage(path, f"it cannot be read ({error})")) from None
 
 
-def newest(folder: Path) -> int | None:
+def newest_checkpoint(folder: Path) -> int | None:
     """The round of the newest checkpoint in ``folder``, which is not read; None where there is none yet."""
     paths = _paths(folder)
     found = _NAME.fullmatch(paths[-1].name) if paths else None

@@ -124,7 +124,7 @@ def start(
             first = RunCheckpoint(
                 run=run, plan=plan.digest, round=0, state=state, head=ledger.head, privacy=block(history, resolved)
             )
-            checkpoints.save(folder.checkpoints, first, of_parties=_of_parties(resolved, state))
+            checkpoints.save_checkpoint(folder.checkpoints, first, of_parties=_of_parties(resolved, state))
             reach("run:first-checkpoint")
             if opened is not None:
                 opened(folder)
@@ -162,7 +162,7 @@ def resume_run(
         check_anchors(ledger, workspace)
         _open(ledger, folder.run, resolved)  # a run that the ledger knows stays as it is
         history = RunHistory(ledger, folder.run)
-        last = checkpoints.latest(folder.checkpoints)
+        last = checkpoints.latest_checkpoint(folder.checkpoints)
         fresh = first_state(resolved, task.initial())
         if last is None:
             last = RunCheckpoint(
@@ -327,7 +327,7 @@ def _go_on(
                 trial=None if tried is None else tried(state.params, rng),
             )  # fmt: skip
             reach("run:before-checkpoint")
-            checkpoints.save(
+            checkpoints.save_checkpoint(
                 folder.checkpoints,
                 RunCheckpoint(
                     run=folder.run, plan=plan.digest, round=number, state=result.state, head=ledger.head,

@@ -107,7 +107,7 @@ def _open_run(folder: RunFolder) -> TrainedModel:
     params, about = checkpoints.read_model(folder.model)
     if (about.get("run"), about.get("plan")) != (folder.run, folder.plan_digest):
         raise CorruptState(f"{folder.model} is the model of another run or plan; put this run's own file back")
-    if (last := checkpoints.newest(folder.checkpoints)) is not None and last != about.get("round"):
+    if (last := checkpoints.newest_checkpoint(folder.checkpoints)) is not None and last != about.get("round"):
         problem = f"has gone on to round {last} since its model was written"
         raise InvalidParameter("run", folder.run, problem, again)
     task = task_of(plan)

@@ -31,7 +31,12 @@ if TYPE_CHECKING:
         choose_parameters as choose_parameters,
     )
     from quietsum.secagg.party import Demands as Demands, Party as Party
-    from quietsum.secagg.rotation import error as error, pad_to_power as pad_to_power
+    from quietsum.secagg.rotation import (
+        error as error,
+        pad_to_power as pad_to_power,
+        rotate as rotate,
+        rotate_back as rotate_back,
+    )
     from quietsum.secagg.server import GroupSum as GroupSum, Loss as Loss, Server as Server
 else:
     __getattr__, __dir__, __all__ = open_door(__name__)

@@ -17,7 +17,7 @@ from quietsum.mechanisms.local import (
     Rappor,
     Reports,
     UnaryEncoding,
-    protocol,
+    make_protocol,
 )
 
 WORD = 1 << 64
@@ -39,7 +39,7 @@ def small(name: str, epsilon: float) -> LocalProtocol:
         "cms": {"functions": 1, "width": 8, "seed": 5},
         "hcms": {"functions": 2, "width": 8, "seed": 5},
     }
-    return protocol(name, 3, epsilon, **sizes.get(name, {}))
+    return make_protocol(name, 3, epsilon, **sizes.get(name, {}))
 
 
 def bits_law(chances: list[Fraction]) -> Law:

@@ -23,8 +23,8 @@ from quietsum.mechanisms.local import (
     PrivUnit,
     categories,
     choose,
+    make_protocol,
     on_simplex,
-    protocol,
 )
 from quietsum.mechanisms.rng import randomness_for_tests
 
@@ -82,7 +82,7 @@ def survey(name: str) -> Measured:
 
 @functools.lru_cache(maxsize=4)
 def _protocol(name: str, epsilon: float, parameters: tuple[tuple[str, int], ...]) -> FrequencyProtocol:
-    found = protocol(name, ANSWERS, epsilon, **dict(parameters))
+    found = make_protocol(name, ANSWERS, epsilon, **dict(parameters))
     assert isinstance(found, FrequencyProtocol)
     return found
 
@@ -167,10 +167,10 @@ def test_formulas_agree_with_the_published_ones_for_rare_answers(epsilon: float)
     """Wang et al. 2017, table 1."""
     e, half = math.exp(epsilon), math.exp(epsilon / 2)
     for size in (2, 10, 300):
-        assert protocol("k-rr", size, epsilon).variance(1) == pytest.approx((size - 2 + e) / (e - 1) ** 2)  # type: ignore[attr-defined]
-        assert protocol("sue", size, epsilon).variance(1) == pytest.approx(half / (half - 1) ** 2)  # type: ignore[attr-defined]
-        assert protocol("oue", size, epsilon).variance(1) == pytest.approx(4 * e / (e - 1) ** 2)  # type: ignore[attr-defined]
-        hashing = protocol("olh", size, epsilon).variance(1)  # type: ignore[attr-defined]
+        assert make_protocol("k-rr", size, epsilon).variance(1) == pytest.approx((size - 2 + e) / (e - 1) ** 2)  # type: ignore[attr-defined]
+        assert make_protocol("sue", size, epsilon).variance(1) == pytest.approx(half / (half - 1) ** 2)  # type: ignore[attr-defined]
+        assert make_protocol("oue", size, epsilon).variance(1) == pytest.approx(4 * e / (e - 1) ** 2)  # type: ignore[attr-defined]
+        hashing = make_protocol("olh", size, epsilon).variance(1)  # type: ignore[attr-defined]
         assert hashing == pytest.approx(4 * e / (e - 1) ** 2, rel=0.02)  # g is a whole number
     hadamard = HadamardResponse(domain=categories(256), epsilon=epsilon)
     mass = 1 / hadamard.blocks
@@ -182,7 +182,7 @@ def test_duchi_and_piecewise_cross_at_129_and_the_hybrid_is_never_worse() -> Non
     domain = Interval(low=-1, high=1)
 
     def worst(method: str, epsilon: float) -> float:
-        found = protocol(method, domain, epsilon)
+        found = make_protocol(method, domain, epsilon)
         assert isinstance(found, MeanProtocol)
         return found.variance(1)
 
@@ -230,7 +230,7 @@ def test_the_simplex_projection_is_the_nearest_point_of_all() -> None:
 def test_tallies_of_pieces_add_up_to_the_tally_of_all() -> None:
     truth, _ = zipf(ANSWERS, 5000)
     for name in SHARES:
-        found = protocol(name, ANSWERS, 1.0)
+        found = make_protocol(name, ANSWERS, 1.0)
         reports = found.privatize(truth)
         pieces = found.tally(reports[:1700]) + found.tally(reports[1700:])
         whole = found.tally(reports)

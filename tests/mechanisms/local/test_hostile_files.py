@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from quietsum.errors import QuietsumError, Unreadable
-from quietsum.mechanisms.local import Bins, Header, protocol, read_reports, reports_file
+from quietsum.mechanisms.local import Bins, Header, make_protocol, read_reports, reports_file
 from quietsum.mechanisms.local.domain import MOST_LABELS
 
 
@@ -28,7 +28,7 @@ def looked_at(path: Path) -> int:
 
 
 def header(name: str, domain: Any = ("a", "b")) -> dict[str, Any]:
-    return Header(protocol=protocol(name, domain, 1.0)).to_dict()
+    return Header(protocol=make_protocol(name, domain, 1.0)).to_dict()
 
 
 def test_a_million_answers_of_which_one_is_named_twice_are_refused_at_once(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_an_end_that_is_nested_deeply_is_refused(tmp_path: Path) -> None:
 
 
 def test_long_reports_are_written_and_read_a_few_at_once(tmp_path: Path) -> None:
-    found = protocol("oue", 1 << 20, 1.0)
+    found = make_protocol("oue", 1 << 20, 1.0)
     reports = np.zeros(130, dtype=found.layout)
     reports["bits"][:, 0] = np.arange(130)
     with reports_file(tmp_path / "reports.csv", Header(protocol=found)) as writer:

@@ -15,7 +15,16 @@ from scipy import stats
 from mechanisms.laws import FITS, MISSES
 from mechanisms.local.surveys import WORD, Law, law_of, report_tuples, small, window_weights
 from quietsum.errors import InvalidParameter
-from quietsum.mechanisms.local import Ball, Interval, LocalHashing, MeanProtocol, PrivUnit, Rappor, categories, protocol
+from quietsum.mechanisms.local import (
+    Ball,
+    Interval,
+    LocalHashing,
+    MeanProtocol,
+    PrivUnit,
+    Rappor,
+    categories,
+    make_protocol,
+)
 from quietsum.mechanisms.local.exact import Cells, coins, exp_below
 from quietsum.mechanisms.local.mean import Window
 from quietsum.mechanisms.local.vectors import draw_directions
@@ -309,7 +318,7 @@ def test_the_lower_bound_of_e_to_the_epsilon_is_one() -> None:
 
 def test_an_event_prices_no_less_than_what_is_drawn() -> None:
     for size, epsilon in ((2, 0.5), (5, 1.0), (100, 3.0)):
-        found = protocol("k-rr", size, epsilon)
+        found = make_protocol("k-rr", size, epsilon)
         event = found.event()
         assert event.epsilon == pytest.approx(epsilon, rel=1e-12)  # type: ignore[attr-defined]
         exact = Fraction(found.cells.high, found.cells.low)  # type: ignore[attr-defined]

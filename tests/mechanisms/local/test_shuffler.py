@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from quietsum.errors import InvalidParameter, QuietsumError, Unreadable
-from quietsum.mechanisms.local import Header, LocalProtocol, Reports, protocol, read_reports, reports_file
+from quietsum.mechanisms.local import Header, LocalProtocol, Reports, make_protocol, read_reports, reports_file
 from quietsum.mechanisms.local.shuffler import blanket_of, permute, shuffle_protocol, shuffle_reports
 from quietsum.mechanisms.rng import RandomSource, system_randomness
 from quietsum.mechanisms.shuffle_model import kary_blanket, shuffled_epsilon
@@ -22,7 +22,7 @@ ANSWERS = ["never", "monthly", "weekly", "daily"]
 
 
 def survey(name: str = "k-rr", epsilon: float = 1.0) -> LocalProtocol:
-    return protocol(name, ANSWERS, epsilon)
+    return make_protocol(name, ANSWERS, epsilon)
 
 
 def write(path: Path, protocol: LocalProtocol, answers: list[str], note: str = "ward 3, Tuesday") -> Path:
@@ -112,7 +112,7 @@ def test_two_level_protocols_have_the_blanket_of_their_chances() -> None:
 
 
 def test_a_kept_permanent_response_is_priced_at_its_permanent_epsilon() -> None:
-    kept = protocol("rappor", ANSWERS, 1.0, permanent_epsilon=3.0)
+    kept = make_protocol("rappor", ANSWERS, 1.0, permanent_epsilon=3.0)
     assert shuffle_protocol(kept, n=200, delta=1e-6).local_epsilon == 3.0
 
 

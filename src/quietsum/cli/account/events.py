@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from quietsum import privacy
 from quietsum.cli.shared.options import Mechanism, Sampling
 from quietsum.errors import InvalidParameter
-from quietsum.privacy import Neighbours, events as ev
+from quietsum.privacy import Neighbours
 from quietsum.validate import positive, probability, whole_number
 
 __all__ = ["MOST_STEPS", "charge_of", "check_group", "choose_neighbours", "mechanism_event"]
@@ -27,7 +28,7 @@ def mechanism_event(
     noise_multiplier: float | None = None,
     keep_probability: float | None = None,
     step_epsilon: float | None = None,
-) -> ev.PrivacyEvent:
+) -> privacy.PrivacyEvent:
     """One use of ``mechanism``; the number it needs must be there, and no other."""
     needed = {Mechanism.RANDOMIZED_RESPONSE: "keep_probability", Mechanism.PURE: "step_epsilon"}.get(
         mechanism, "noise_multiplier"
@@ -47,24 +48,26 @@ def mechanism_event(
         )
     match mechanism:
         case Mechanism.GAUSSIAN:
-            return ev.Gaussian(noise_multiplier=value)
+            return privacy.Gaussian(noise_multiplier=value)
         case Mechanism.LAPLACE:
-            return ev.Laplace(noise_multiplier=value)
+            return privacy.Laplace(noise_multiplier=value)
         case Mechanism.DISCRETE_LAPLACE:
-            return ev.DiscreteLaplace(scale=positive("noise_multiplier", value))
+            return privacy.DiscreteLaplace(scale=positive("noise_multiplier", value))
         case Mechanism.DISCRETE_GAUSSIAN:
-            return ev.DiscreteGaussian(sigma=positive("noise_multiplier", value))
+            return privacy.DiscreteGaussian(sigma=positive("noise_multiplier", value))
         case Mechanism.SKELLAM:
-            return ev.Skellam(variance=positive("noise_multiplier", value) ** 2, l1_sensitivity=1, l2_sensitivity=1)
+            return privacy.Skellam(
+                variance=positive("noise_multiplier", value) ** 2, l1_sensitivity=1, l2_sensitivity=1
+            )
         case Mechanism.RANDOMIZED_RESPONSE:
-            return ev.RandomizedResponse(keep_probability=value)
+            return privacy.RandomizedResponse(keep_probability=value)
         case Mechanism.PURE:
-            return ev.PureDP(epsilon=value)
+            return privacy.PureDP(epsilon=value)
 
 
 def charge_of(
-    event: ev.PrivacyEvent, sampling: Sampling, sample_rate: float | None, steps: int | None, least_steps: int = 1
-) -> tuple[ev.PrivacyEvent, int]:
+    event: privacy.PrivacyEvent, sampling: Sampling, sample_rate: float | None, steps: int | None, least_steps: int = 1
+) -> tuple[privacy.PrivacyEvent, int]:
     """(what happens at each step, how often). For shuffled batches it is one epoch, and how many."""
     if steps is None:
         raise InvalidParameter("steps", None, "is missing", "pass the number of noisy steps in the whole run")
@@ -81,11 +84,11 @@ def charge_of(
         raise InvalidParameter("sample_rate", None, "is missing", _RATE)
     rate = probability("sample_rate", sample_rate, _RATE)
     if sampling is Sampling.POISSON:
-        return ev.PoissonSampled(rate=rate, event=event), steps
+        return privacy.PoissonSampled(rate=rate, event=event), steps
     if sampling is Sampling.FIXED:
-        return ev.FixedSizeSampled(rate=rate, event=event), steps
+        return privacy.FixedSizeSampled(rate=rate, event=event), steps
     batches = math.ceil(1 / rate - 1e-9) if rate * MOST_STEPS >= 1 else MOST_STEPS
-    return ev.Shuffled(batches=batches, event=event), math.ceil(steps / batches)
+    return privacy.Shuffled(batches=batches, event=event), math.ceil(steps / batches)
 
 
 def check_group(value: int) -> int:

@@ -18,11 +18,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
+from quietsum import privacy
 from quietsum.cli.account.events import charge_of, mechanism_event
 from quietsum.cli.account.pricing import Charge
 from quietsum.cli.shared.options import Mechanism, Sampling
 from quietsum.errors import CorruptState, InvalidParameter, QuietsumError
-from quietsum.privacy import Neighbours, events as ev
+from quietsum.privacy import Neighbours
 from quietsum.validate import finite_number, whole_number
 
 __all__ = ["RoundRow", "Rounds", "read_rounds"]
@@ -175,9 +176,12 @@ def _from_list(values: list[Any], name: str) -> Iterator[RoundRow]:
         if "kind" in value:
             yield RoundRow(charge=(_event(value, where), 1))
             continue
-        if "event" in value and value.get("version", ev.VERSION) != ev.VERSION:
+        if "event" in value and value.get("version", privacy.EVENT_VERSION) != privacy.EVENT_VERSION:
             raise InvalidParameter(
-                f"{where}: version", value["version"], f"is not {ev.VERSION}", "use the quietsum that wrote it"
+                f"{where}: version",
+                value["version"],
+                f"is not {privacy.EVENT_VERSION}",
+                "use the quietsum that wrote it",
             )
         cells = {key: cell for key, cell in value.items() if not (key == "version" and "event" in value)}
         for key in cells:
@@ -204,9 +208,9 @@ def _from_checkpoint(values: Mapping[str, Any], name: str) -> Iterator[RoundRow]
                 raise InvalidParameter(where, entry, "is not (σ, q, T)", "write three numbers")
 
 
-def _event(values: object, where: str) -> ev.PrivacyEvent:
+def _event(values: object, where: str) -> privacy.PrivacyEvent:
     try:
-        return ev.from_dict(values)  # type: ignore[arg-type]  # from_dict checks it
+        return privacy.from_dict(values)  # type: ignore[arg-type]  # from_dict checks it
     except (CorruptState, RecursionError) as error:
         raise InvalidParameter(where, "event", "cannot be read", str(error)) from None
 

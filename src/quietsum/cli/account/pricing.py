@@ -6,15 +6,16 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, final
 
+from quietsum import privacy
 from quietsum.errors import UnsupportedEvent
-from quietsum.privacy import Guarantee, Neighbours, PrivacyUnit, events as ev
+from quietsum.privacy import Guarantee, Neighbours, PrivacyUnit
 
 if TYPE_CHECKING:
     from quietsum.privacy import Accountant
 
 __all__ = ["Charge", "Priced", "account", "exact_accountant", "renyi_guarantee"]
 
-Charge = tuple[ev.PrivacyEvent, int]
+Charge = tuple[privacy.PrivacyEvent, int]
 """An event and how often it ran."""
 
 
@@ -38,7 +39,7 @@ def account(
 ) -> Priced:
     """What ``charges`` cost together, for a group of ``group`` units."""
     merged = _merge(charges)
-    grouped = merged if group == 1 else [(ev.Group(size=group, event=event), times) for event, times in merged]
+    grouped = merged if group == 1 else [(privacy.Group(size=group, event=event), times) for event, times in merged]
     try:
         accountant: Accountant | None = exact_accountant(grouped, neighbours=neighbours, unit=unit)
     except UnsupportedEvent:
@@ -91,7 +92,7 @@ def renyi_guarantee(
 
 def _merge(charges: Iterable[Charge]) -> list[Charge]:
     """Equal events once, with the sum of their counts."""
-    counts: dict[ev.PrivacyEvent, int] = {}
+    counts: dict[privacy.PrivacyEvent, int] = {}
     for event, times in charges:
         counts[event] = counts.get(event, 0) + times
     return [(event, times) for event, times in counts.items() if times]

@@ -116,8 +116,7 @@ def privatize(
     whose report is whose, and learns no more than ε allows.
     """
     from quietsum import __version__
-    from quietsum.mechanisms import Header, Unfit, choose, pieces_of, read_reports, reports_file
-    from quietsum.mechanisms.local import protocol as named
+    from quietsum.mechanisms import Header, Unfit, choose, make_protocol, pieces_of, read_reports, reports_file
 
     domains = {"--domain": domain, "--values": values, "--bins": bins, "--range": bounds}
     choice = None
@@ -139,7 +138,9 @@ def privatize(
             found = choice.protocol
         else:
             given = {"seed": seed, "permanent_epsilon": permanent}
-            found = named(protocol, answers, cost, **{key: value for key, value in given.items() if value is not None})
+            found = make_protocol(
+                protocol, answers, cost, **{key: value for key, value in given.items() if value is not None}
+            )
     header = Header(protocol=found, note=column, version=__version__)
     begun = time.monotonic()
     stop = Interruption()
@@ -266,8 +267,7 @@ def simulate(
     No private data is read. The k-th answer is made 1/k times as frequent
     as the first; numbers are spread evenly over their bounds.
     """
-    from quietsum.mechanisms import FrequencyProtocol, categories, choose
-    from quietsum.mechanisms.local import protocol as named
+    from quietsum.mechanisms import FrequencyProtocol, categories, choose, make_protocol
 
     domains = {"--domain": domain, "--values": values, "--bins": bins, "--range": bounds, "--answers": answers}
     space = categories(answers) if answers is not None and _only(domains) else _domain(domains, None)
@@ -282,7 +282,7 @@ def simulate(
             names.remove("rappor")
     rows = []
     for name in names:
-        made = named(name, space, cost)
+        made = make_protocol(name, space, cost)
         rows.append(_try_out(made, users, repeat, shares=isinstance(made, FrequencyProtocol)))
     if as_json:
         print_json({"epsilon": cost, "users": users, "repeat": repeat, "recommended": choice.protocol.name,

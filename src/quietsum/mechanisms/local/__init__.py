@@ -13,7 +13,7 @@ report; reports of the same person add up.
 
 from __future__ import annotations
 
-from quietsum.mechanisms.local.choice import NAMES, Choice, choose, protocol, protocol_from_dict
+from quietsum.mechanisms.local.choice import NAMES, Choice, choose, make_protocol, protocol_from_dict
 from quietsum.mechanisms.local.domain import Ball, Bins, Categories, Domain, Interval, Unfit, categories
 from quietsum.mechanisms.local.hadamard import HadamardResponse
 from quietsum.mechanisms.local.hashing import LocalHashing
@@ -51,8 +51,8 @@ __all__ = [
     "Unfit",
     "categories",
     "choose",
+    "make_protocol",
     "on_simplex",
-    "protocol",
     "protocol_from_dict",
     "read_reports",
     "reports_file",

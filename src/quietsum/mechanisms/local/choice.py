@@ -26,7 +26,7 @@ from quietsum.mechanisms.local.unary import Rappor, UnaryEncoding
 from quietsum.mechanisms.local.vectors import PrivUnit
 from quietsum.validate import whole_number
 
-__all__ = ["NAMES", "Choice", "choose", "protocol", "protocol_from_dict"]
+__all__ = ["NAMES", "Choice", "choose", "make_protocol", "protocol_from_dict"]
 
 _SHARES: dict[str, Callable[..., FrequencyProtocol]] = {
     "k-rr": KRandomizedResponse,
@@ -55,12 +55,12 @@ _MOST_WORK = 2e10  # of a collector: hashes or bits
 _MOST_BITS = 8192  # of one report
 
 
-def protocol(
+def make_protocol(
     name: str, domain: int | Sequence[str] | Categories | Bins | Interval | Ball, epsilon: float, **parameters: Any
 ) -> LocalProtocol:
     """A protocol by its name.
 
-    >>> protocol("oue", ["red", "green", "blue"], 2.0).bits
+    >>> make_protocol("oue", ["red", "green", "blue"], 2.0).bits
     3
     """
     name = _ALIASES.get(str(name).casefold().replace("_", "-"), str(name).casefold())
@@ -94,7 +94,7 @@ def protocol_from_dict(values: object) -> LocalProtocol:
         raise Unreadable("the header names a protocol that is not known here; update quietsum")
     given = {key: value for key, value in parameters.items() if key in _PARAMETERS.get(name, ())}
     try:
-        found = protocol(name, domain, epsilon, **given)
+        found = make_protocol(name, domain, epsilon, **given)
     except (InvalidParameter, TypeError) as error:
         raise Unreadable(f"the header's parameters are not possible: {error}") from None
     if found.to_dict() != {key: values[key] for key in keys}:

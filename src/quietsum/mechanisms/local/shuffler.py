@@ -68,8 +68,8 @@ def blanket_of(protocol: LocalProtocol) -> float | None:
 def shuffle_protocol(protocol: LocalProtocol, *, n: int, delta: float, colluders: int = 0) -> ShuffledReports:
     """What shuffling ``n`` reports of ``protocol``, one a person, buys.
 
-    >>> from quietsum.mechanisms.local import protocol
-    >>> answers = protocol("k-rr", ["never", "monthly", "weekly", "daily"], 1.0)
+    >>> from quietsum.mechanisms.local import make_protocol
+    >>> answers = make_protocol("k-rr", ["never", "monthly", "weekly", "daily"], 1.0)
     >>> round(shuffle_protocol(answers, n=10_000, delta=1e-6).epsilon, 3)
     0.034
     """

@@ -30,7 +30,7 @@ __all__ = [
     "REFUSALS",
     "Change",
     "RefusalRow",
-    "check",
+    "check_plan",
     "cohort_of",
     "explain_refusal",
     "find_refusals",
@@ -45,7 +45,7 @@ REFUSALS: tuple[RefusalRow, ...] = (
 """The table. A test asks each row for a plan that it refuses and a neighbour that it lets pass."""
 
 
-def check(plan: Plan, parties: Sequence[PartyFacts]) -> None:
+def check_plan(plan: Plan, parties: Sequence[PartyFacts]) -> None:
     """Raise :class:`~quietsum.errors.PlanRefused` with one line for each row that applies, and the nearest plans."""
     messages = [message for row in REFUSALS if (message := row.message(plan, parties))]
     if messages:

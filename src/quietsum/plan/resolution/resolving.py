@@ -41,7 +41,7 @@ def resolve(plan: Plan, parties: Sequence[PartyFacts], dimension: int, *, pricin
     noise and its limits are those that were fixed then. What it costs is said by today's prices all the same.
     """
     dimension = whole_number("dimension", dimension, 1)
-    refusals.check(plan, parties)
+    refusals.check_plan(plan, parties)
     chosen = refusals.taking_part(plan, parties)
     found = ResolvedPlan(plan=plan, parties=chosen, dimension=dimension, warnings=refusals.warnings(plan, parties))
     try:
