@@ -40,7 +40,7 @@ class Mutant:
     def start(self) -> Kept:
         return Kept(rows=[])
 
-    def problem_with(self, update: object) -> str:
+    def problem_with(self, update: object, party: str = "") -> str:
         return self.claim.problem_with(update)
 
     def add(self, state: Kept, party: str, update: Floats) -> Kept:
@@ -124,7 +124,7 @@ class ClipsTheBatch(Mutant):
 class LetsNaNPass(Mutant):
     """Clips by min(1, C/‖u‖) and looks at nothing: a NaN stays a NaN."""
 
-    def problem_with(self, update: object) -> str:
+    def problem_with(self, update: object, party: str = "") -> str:
         return ""
 
     def total(self, state: Kept) -> Floats:
@@ -145,7 +145,7 @@ class CountsAloud(Mutant):
     def next_clip(self, state: Kept, rng: RandomSource) -> float | None:
         from quietsum.learning.checks.numpy_step import Silent
 
-        return super().next_clip(state, Silent())  # type: ignore[arg-type]
+        return super().next_clip(state, Silent())
 
 
 class CountsReplies(Mutant):

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,7 +109,7 @@ class CrowdTogether(CrowdTask):
                 yield names, np.stack(rows)
 
 
-def crowd_plan(kind: str = "CrowdTogether", privacy: dict[str, object] | None = None, **changes: object) -> Plan:
+def crowd_plan(kind: str = "CrowdTogether", privacy: Mapping[str, object] | None = None, **changes: object) -> Plan:
     """A plan for the crowd; ``changes`` are options of the task, and ``federation`` more of that table."""
     federation = changes.pop("federation", {})
     assert isinstance(federation, dict)

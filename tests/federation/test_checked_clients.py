@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from federation.client_mutants import MUTANTS, Mutant, claim
@@ -16,7 +18,7 @@ def seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def checked(made: Made | None = None, *, adapts: bool = False, secure: bool = True, rate: float = 0.1) -> CheckReport:
-    more = {} if made is None else {"made": made}
+    more: dict[str, Any] = {} if made is None else {"made": made}
     step = CheckedClients(
         claim(adapts=adapts, secure=secure), rate=rate, population=200, rng=randomness_for_tests(5), **more
     )

@@ -98,7 +98,8 @@ def test_an_event_that_says_more_noise_than_the_floor_has_is_caught() -> None:
             return getattr(self._step, name)
 
         def event(self) -> Any:
-            return dataclasses.replace(claim("client").event(), variance=claim("client").event().variance * 7 / 4)
+            event: Any = claim("client").event()
+            return dataclasses.replace(event, variance=event.variance * 7 / 4)
 
     honest = CheckedShares(claim("client"), rate=1.0, population=5, rng=randomness_for_tests(8))
     report = run_selfcheck(Boasting(honest), rng=randomness_for_tests(9), only=("T8",))

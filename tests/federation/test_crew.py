@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from quietsum.federation.workers.crew import Crew
 
 
 @contextmanager
-def crew(*, workers: int = 2, patience: float = 60.0, kind: str = "CrowdTogether", **changes: object) -> Iterator[Crew]:
+def crew(*, workers: int = 2, patience: float = 60.0, kind: str = "CrowdTogether", **changes: Any) -> Iterator[Crew]:
     _, resolved = resolved_crowd(crowd_plan(kind, **changes))
     with Crew(resolved, workers=workers, patience=patience) as made:
         yield made
@@ -214,4 +215,4 @@ def test_a_task_that_a_worker_cannot_make_is_an_error_before_anything_is_asked()
         Crew(resolved, workers=1)
     object.__setattr__(changed.task, "options", {"colour": "red"})
     with pytest.raises(QuietsumError, match="colour"):
-        LocalFederation.of(task, resolved, workers=2)  # type: ignore[arg-type]
+        LocalFederation.of(task, resolved, workers=2)

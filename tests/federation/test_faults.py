@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ class Outcome:
 
 
 def a_round(
-    folder: Path, make: Make, fault: str, *, kind: str, privacy: dict[str, object], counts: bool = True, **more: Any
+    folder: Path, make: Make, fault: str, *, kind: str, privacy: Mapping[str, object], counts: bool = True, **more: Any
 ) -> Outcome:
     """One round of the crowd with its ledger; ``told`` is all that events, ledger and replies say."""
     task, resolved = resolved_crowd(crowd_plan(kind, privacy, fault=fault, **more))
@@ -108,7 +108,7 @@ def a_round(
 
 
 def in_process(task: CrowdTask, resolved: ResolvedPlan) -> Federation:
-    return LocalFederation.of(task, resolved, clock=lambda: task.now)  # type: ignore[arg-type]
+    return LocalFederation.of(task, resolved, clock=lambda: task.now)
 
 
 def two_workers(task: CrowdTask, resolved: ResolvedPlan) -> Federation:

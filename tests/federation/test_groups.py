@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping
@@ -329,7 +330,7 @@ def test_the_rule_is_told_of_fewer_bad_means_where_fewer_groups_are_left(tmp_pat
     assert [seated.bad(find_rule("median"), opened) for opened in (1, 2, 3)] == [0, 0, 1]
 
 
-def sized_plan(privacy: Mapping[str, object], **tables: Mapping[str, object]) -> Plan:
+def sized_plan(privacy: Mapping[str, object], **tables: Any) -> Plan:
     """The fifteen sites as options of the task, for whoever makes it anew."""
     task = {"name": "tiny:TinyTask", "options": {"sizes": SIZES, "public": "made up" if privacy is NONE else ""}}
     return secure_plan(privacy, task=task, aggregation=GROUPS, **tables)
@@ -342,7 +343,7 @@ def test_with_worker_processes_the_step_is_that_of_one_process(tmp_path: Path) -
     for workers in (1, 2):
         found = Watched(
             tmp_path / str(workers), plan, sizes=SIZES,
-            federation=lambda task, resolved, workers=workers: LocalFederation.of(task, resolved, workers=workers),
+            federation=functools.partial(LocalFederation.of, workers=workers),
         )  # fmt: skip
         try:
             assert found.round().kept == tuple(NAMES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,9 @@ CLIENT = {"noise_multiplier": 1.0, "delta": 1e-4, "max_norm": 1.0}
 PARTY_NOISE = {"style": "user", "neighbours": "zero-out", "client": {**CLIENT, "noise_at": "party"}}
 
 
-def crowd(kind: str = "CrowdTogether", privacy: dict[str, object] | None = None, **changes: object) -> Federation:
+def crowd(kind: str = "CrowdTogether", privacy: Mapping[str, object] | None = None, **changes: object) -> Federation:
     task, resolved = resolved_crowd(crowd_plan(kind, privacy, **changes))
-    return LocalFederation.of(task, resolved)  # type: ignore[arg-type]
+    return LocalFederation.of(task, resolved)
 
 
 def request(number: int = 1, attempt: int = 1) -> TrainRequest:
@@ -180,4 +180,4 @@ def test_workers_refuse_a_seed_that_they_could_not_share(monkeypatch: pytest.Mon
     monkeypatch.setenv("QUIETSUM_TEST_SEEDS", "1")
     task, resolved = resolved_crowd(crowd_plan())
     with pytest.raises(InvalidParameter, match="draw their own"):
-        LocalFederation.of(task, resolved, workers=2, rng=randomness_for_tests(1))  # type: ignore[arg-type]
+        LocalFederation.of(task, resolved, workers=2, rng=randomness_for_tests(1))

@@ -72,7 +72,7 @@ def test_without_its_noise_a_narrow_record_round_is_the_pooled_step(
     for name in FOUR:
         rows = world.task.rows(name)
         for gradient in world.task.gradients(np.zeros(Wide.dimension), rows.features, rows.labels):
-            total += gradient * min(1.0, 1 / max(np.linalg.norm(gradient), 1e-12))
+            total += gradient * min(1.0, 1 / max(float(np.linalg.norm(gradient)), 1e-12))
     how = contribution_of(world.resolved, 1)
     off = np.linalg.norm(world.state.params + 0.5 * total / sum(FOUR.values()))
     assert off <= 0.5 / sum(FOUR.values()) * 4 * math.sqrt(128) / (2 * how.grid) * 1.01
@@ -102,7 +102,7 @@ def test_a_vector_on_one_coordinate_would_wrap_without_the_rotation_and_does_not
     assert 30 * noise.scale > 2**15
     rng = system_randomness()
     names = [f"p{place}" for place in range(30)]
-    total = np.sum([how.of(name, spike, rng) for name in names], axis=0, dtype=np.uint32)
+    total = np.asarray(np.sum([how.of(name, spike, rng) for name in names], axis=0, dtype=np.uint32))
     assert np.linalg.norm(how.step(total, names) - 30 * spike) < 0.5 * 30
     plain = np.sum([noise.share(spike, rng) for _ in names], axis=0).astype(np.uint32)
     assert abs(noise.decode(centre_lift(plain, bits=16))[7] - 30) > 5

@@ -103,6 +103,7 @@ class Clinics:
                 with Ledger.open(self.folder / name / "ledger.db", read_only=True) as own:
                     own.verify()
                     for book in own.lifetime():
+                        assert book.guarantee is not None and book.budget is not None
                         assert book.guarantee.epsilon <= book.budget.epsilon
 
 
@@ -117,7 +118,7 @@ def file_of(*questions: Question, **promise: Any) -> QuestionFile:
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_sites_answer_and_both_sides_books_agree(tmp_path, secure):
+def test_sites_answer_and_both_sides_books_agree(tmp_path: Path, secure: bool) -> None:
     clinics = Clinics(tmp_path)
     found = clinics.ask(file_of(EVERY[0], EVERY[3], SURVIVAL, secure=secure))
     (count,) = found.answers[0].estimates
@@ -154,7 +155,8 @@ OTHERWISE = {
 
 
 @pytest.mark.parametrize("case", OTHERWISE)
-def test_a_site_refuses_from_the_text_alone_and_nobody_is_charged(tmp_path, case):
+def test_a_site_refuses_from_the_text_alone_and_nobody_is_charged(tmp_path: Path, case: str) -> None:
+    changes: Any
     changes, asked, told = OTHERWISE[case]
     clinics = Clinics(tmp_path, questions=dataclasses.replace(ANSWERED, **changes))
     words = refusal(clinics, asked)
@@ -166,12 +168,12 @@ def test_a_site_refuses_from_the_text_alone_and_nobody_is_charged(tmp_path, case
     assert refusal(clinics, asked) == words
 
 
-def test_a_site_without_questions_in_its_policy_answers_none(tmp_path):
+def test_a_site_without_questions_in_its_policy_answers_none(tmp_path: Path) -> None:
     clinics = Clinics(tmp_path, questions=None, tasks=(AllowedTask(name="heart"),))
     assert "answers no questions" in refusal(clinics, file_of(EVERY[0]))
 
 
-def test_the_size_of_a_cell_never_decides(tmp_path):
+def test_the_size_of_a_cell_never_decides(tmp_path: Path) -> None:
     """Nobody is in the cell, and the question is answered like any other."""
     clinics = Clinics(tmp_path)
     where = {"age": {"from": 95, "to": 100}, "sex": "f", "arm": "old"}
@@ -179,7 +181,7 @@ def test_the_size_of_a_cell_never_decides(tmp_path):
     assert abs(found.answers[0].estimates[0].value) < 6 * found.answers[0].deviation
 
 
-def test_a_days_questions_end_with_its_budget_also_after_a_restart_and_begin_anew_with_the_next(tmp_path):
+def test_a_days_questions_end_with_its_budget_also_after_a_restart_and_begin_anew_with_the_next(tmp_path: Path) -> None:
     clinics = Clinics(tmp_path)
     for hour in (0, 8):
         clinics.now = BEGIN + datetime.timedelta(hours=hour)
@@ -198,13 +200,15 @@ def test_a_days_questions_end_with_its_budget_also_after_a_restart_and_begin_ane
     clinics.agree()
 
 
-def test_a_question_that_another_process_answers_in_between_counts_for_the_day(tmp_path, monkeypatch):
+def test_a_question_that_another_process_answers_in_between_counts_for_the_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two processes that look first and write later would both be allowed the last ε of a day."""
     clinics = Clinics(tmp_path)
     reserve = Ledger.reserve
 
-    def late(ledger, *args, also=None, **rest):
-        def look():
+    def late(ledger: Any, *args: Any, also: Any = None, **rest: Any) -> Any:
+        def look() -> None:
             if ledger._journal.store._connection.in_transaction:  # the other one was first
                 monkeypatch.setattr(AskedFiles, "since", lambda *_: 4.0)
             also()
@@ -217,7 +221,7 @@ def test_a_question_that_another_process_answers_in_between_counts_for_the_day(t
     assert not clinics.spent("zug")
 
 
-def test_questions_and_a_training_share_one_lifetime_and_stop_before_it_is_overspent(tmp_path):
+def test_questions_and_a_training_share_one_lifetime_and_stop_before_it_is_overspent(tmp_path: Path) -> None:
     """A day of questions, one training in between, until the site's own lifetime of ε = 6 allows no more."""
     sizes = {"north": 12, "south": 8}
     lifetime = UnitPolicy(epsilon=6.0, delta=1e-3)
@@ -257,7 +261,9 @@ def test_questions_and_a_training_share_one_lifetime_and_stop_before_it_is_overs
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\xff\xfe" * 1000, b"age,sex\n1,f\n", b'age\n"' + b"x" * (1 << 21)])
-def test_a_table_that_cannot_be_read_leaves_noise_and_tells_nobody_else(tmp_path, content, caplog):
+def test_a_table_that_cannot_be_read_leaves_noise_and_tells_nobody_else(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     """The answer comes as from any site, and is charged; without the records of zug."""
     clinics = Clinics(tmp_path)
     (tmp_path / "zug" / "table.csv").write_bytes(content)
@@ -268,7 +274,7 @@ def test_a_table_that_cannot_be_read_leaves_noise_and_tells_nobody_else(tmp_path
     assert "zug: its work failed" in caplog.text or content.startswith(b"age,sex")
 
 
-def test_a_site_that_protects_people_answers_what_promises_them_something_and_nothing_else(tmp_path):
+def test_a_site_that_protects_people_answers_what_promises_them_something_and_nothing_else(tmp_path: Path) -> None:
     person = People(column="patient_id", max_records=1)
     clinics = Clinics(tmp_path, person=UnitPolicy(epsilon=20.0, delta=1e-5))
     assert "promises nothing per person" in refusal(clinics, file_of(EVERY[0]))
@@ -281,7 +287,7 @@ def test_a_site_that_protects_people_answers_what_promises_them_something_and_no
     clinics.agree()
 
 
-def test_people_are_told_apart_by_what_the_site_calls_an_identifier(tmp_path):
+def test_people_are_told_apart_by_what_the_site_calls_an_identifier(tmp_path: Path) -> None:
     person = People(column="patient_id", max_records=1)
     others = tuple(column for column in COLUMNS if column.name != "patient_id")
     clinics = Clinics(
@@ -291,7 +297,7 @@ def test_people_are_told_apart_by_what_the_site_calls_an_identifier(tmp_path):
 
 
 @pytest.mark.parametrize("named", ["", "patient_id"])
-def test_the_asker_does_not_choose_by_which_identifier_people_are_told_apart(tmp_path, named):
+def test_the_asker_does_not_choose_by_which_identifier_people_are_told_apart(tmp_path: Path, named: str) -> None:
     """By the number of a visit everybody is many people, and a bound on records of each bounds nothing."""
     visit = Column(name="visit_id", kind="identifier")
     own = dataclasses.replace(ANSWERED, columns=(*COLUMNS, visit), person=named)
@@ -309,7 +315,7 @@ def test_the_asker_does_not_choose_by_which_identifier_people_are_told_apart(tmp
         assert "questions.person says by which" in refusal(clinics, asked)
 
 
-def test_one_record_that_does_not_fit_the_sites_schema_takes_no_answer_with_it(tmp_path):
+def test_one_record_that_does_not_fit_the_sites_schema_takes_no_answer_with_it(tmp_path: Path) -> None:
     """A check of the whole table would leave noise alone: one record would move a count by all of them."""
     clinics = Clinics(tmp_path, data=SiteData(schema="data.toml", table="table.csv", on_failure="noise"))
     for name in SIZES:

@@ -581,7 +581,7 @@ def test_sites_that_do_not_hear_the_farewell_hold_nobody_up(tmp_path: Path, how:
     if how == "gone":
         world.carrier.close()
     else:
-        said = {"kind": "refused", "body": {"reason": "no"}}
+        said: dict[str, Any] = {"kind": "refused", "body": {"reason": "no"}}
         spoilt = {"silent": lambda letter: None, "garbage": lambda letter: b"?"}
         world.rogue(lambda letter, reply: spoilt.get(how, lambda x: world.signed(x, **said))(letter), kind="noted")
     began = world.clock.now
@@ -681,7 +681,8 @@ def test_the_control_another_seed_gives_another_model(tmp_path: Path, monkeypatc
         world = World(folder, text, places=places).join()
         world.round()
         found.append(world.state.params)
-    assert not np.array_equal(*found)
+    first, second = found
+    assert not np.array_equal(first, second)
 
 
 # ----------------------------------------------------------------------------------------------- before a round

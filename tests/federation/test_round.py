@@ -108,7 +108,7 @@ def test_rule_1_every_registered_party_is_charged_whoever_answers(stage: Stage) 
         Lost(party="south", reason="its line is dead"),
         update("south", float("nan"), 0.0),
         update("south", 1.0),
-        Update(party="south", delta=np.zeros(2, dtype=np.float32)),  # type: ignore[arg-type]
+        Update(party="south", delta=np.zeros(2, dtype=np.float32)),
     ],
     ids=["lost", "not finite", "misshapen", "wrong type"],
 )

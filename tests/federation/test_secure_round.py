@@ -191,7 +191,7 @@ def test_a_record_round_is_one_step_of_the_pooled_batches_over_the_public_batch(
     for name in FOUR:
         rows = world.task.rows(name)
         for gradient in world.task.gradients(np.zeros(Wide.dimension), rows.features, rows.labels):
-            total += gradient * min(1.0, 1 / max(np.linalg.norm(gradient), 1e-12))
+            total += gradient * min(1.0, 1 / max(float(np.linalg.norm(gradient)), 1e-12))
     np.testing.assert_allclose(world.state.params, -0.5 * total / sum(FOUR.values()), atol=1e-4)
     assert np.abs(total / sum(FOUR.values())).min() > 0.01
 
@@ -265,7 +265,7 @@ def test_simulated_drop_outs_strike_at_every_step(tmp_path: Path) -> None:
             world.round(number)
         except TooFewParties:
             short += 1
-        steps |= {event.step for event in (*world.dropped.values(), *world.silent.values())}
+        steps |= {event.step for event in world.dropped.values()} | {event.step for event in world.silent.values()}
         assert all(event.code == "no-answer" for event in world.dropped.values())
     assert steps == {"advertise", "share", "masked", "agree", "unmask"} and 0 < short < 60
 
@@ -360,7 +360,7 @@ def test_nothing_that_arrives_ends_a_round_but_by_too_few_parties(tmp_path: Path
     world = Watched(tmp_path, secure_plan(CLIENTS), wrap=Losing)
     world.federation.spoil = spoil
     found = world.round()
-    told = {**world.dropped, **world.silent}
+    told: dict[str, Any] = {**world.dropped, **world.silent}
     assert set(told) == {"east"} and set(found.kept) >= set(FOUR) - {"east"}
     assert told["east"].code != "" and committed(world) == 1
 

@@ -147,7 +147,7 @@ def _fields(kind: Any) -> list[str]:
 def _exit_codes() -> dict[str, int]:
     inside = Inside()
     codes = {
-        name: found.exit_code
+        name: int(found.exit_code)  # type: ignore[attr-defined]  # of whichever version is inside
         for name, found in vars(inside.errors).items()
         if isinstance(found, type) and issubclass(found, inside.errors.QuietsumError)
     }

@@ -104,7 +104,7 @@ class Place:
     def __init__(self, held: Policy | None = None, fails: BaseException | None = None, store: Any = None) -> None:
         self.store, self.key = MemoryStore() if store is None else store, SigningKey.generate()
         self.ledger = Ledger.begin(self.store, self.key)
-        self.task = Watched(fails)
+        self.task: Any = Watched(fails)  # a test may put another one in its place
         self.service = self.start(held or policy())
 
     def start(self, held: Policy) -> SiteService:

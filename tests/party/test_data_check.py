@@ -56,7 +56,7 @@ class Shows(Watched):
         self.looks += 1
         features = np.column_stack([np.full(120, 50.0), np.linspace(0, 1, 120)])
         features[7, 0] = self.age
-        return Rows(features=features, labels=np.arange(120) % 2.0)
+        return Rows(features=features, labels=np.arange(120.0) % 2.0)
 
 
 def site(folder: Path, age: float, style: str = "sample", on_failure: str = "noise", **more: Any) -> Place:
@@ -203,7 +203,7 @@ class Means:
 
     def rows(self, party: str) -> Rows:
         features = np.column_stack([self.ages, np.ones(len(self.ages))])
-        return Rows(features=features, labels=np.arange(len(self.ages)) % 2.0)
+        return Rows(features=features, labels=np.arange(float(len(self.ages))) % 2.0)
 
     def gradients(self, params: Any, features: Any, labels: Any) -> Any:
         self.seen.extend(int(age) for age in features[:, 0])

@@ -312,6 +312,7 @@ def test_neighbours_are_words_of_plans_and_all_of_them_where_nothing_is_said() -
             unit(neighbours=wrong)
     with pytest.raises(InvalidParameter, match="is not a list"):
         unit(neighbours=7)
+    nothing: Any
     for nothing in ([], ()):
         with pytest.raises(InvalidParameter, match="allows no plan"):
             unit(neighbours=nothing)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -512,7 +513,7 @@ def test_files_that_are_not_there_are_said_before_anything_is_reserved() -> None
     def gone(party: str) -> None:
         raise DataMissing(f"{party}.csv of Ms Smith is not there")
 
-    place.task.look_for_data = gone  # type: ignore[attr-defined]
+    place.task.look_for_data = gone
     assert reason(server.train(place, resolved)) == "it has no data"
     assert reason(server.enrol(place, resolved, "second")) == "it has no data"
     assert not place.reserved and not place.task.touched
@@ -541,18 +542,24 @@ def test_what_a_task_says_before_anything_is_paid_stays_at_the_site(wrong: BaseE
     def make(_: object) -> Watched:
         raise wrong
 
-    for task in (make, lambda _: Talkative()):
+    making: tuple[Any, ...] = (make, lambda _: Talkative())
+    for task in making:
         place.service = SiteService(policy(), place.ledger, task=task, interruptible=False)
         assert reason(server.enrol(place, plan())) == "its task cannot run here" and not place.reserved
+
+
+def give(task: Watched, _: object) -> Watched:
+    return task
 
 
 def test_ctrl_c_of_a_task_is_a_failure_like_any_other_where_the_owners_is_taken_otherwise() -> None:
     for style in ("sample", "party"):
         place, server, resolved = Place(policy(style), fails=KeyboardInterrupt()), Server(), plan(style)
-        place.service = SiteService(policy(style), place.ledger, task=lambda _, t=place.task: t, interruptible=False)
+        serve = functools.partial(SiteService, policy(style), place.ledger, task=functools.partial(give, place.task))
+        place.service = serve(interruptible=False)
         server.enrol(place, resolved)
         assert server.train(place, resolved).kind == "update"
-        place.service = SiteService(policy(style), place.ledger, task=lambda _, t=place.task: t)
+        place.service = serve()
         with pytest.raises(KeyboardInterrupt):  # the control: elsewhere it is the owner's
             server.train(place, resolved, 2)
 

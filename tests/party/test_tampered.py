@@ -193,7 +193,7 @@ class Bounds:
                 done: PrivacyEvent = orders.sampling.amplify(orders.mechanism.event())
                 assert charged[PrivacyUnit.RECORD].event == Repeated(times=orders.steps, event=done)
                 assert orders.mechanism.event().noise_multiplier >= UNIT.smallest_noise
-                assert orders.mechanism.max_norm <= UNIT.largest_clip  # type: ignore[operator]
+                assert orders.mechanism.max_norm <= UNIT.largest_clip
             if orders.client is not None:
                 assert charged[PrivacyUnit.CLIENT].event == Repeated(times=1, event=orders.client.event())
         (run,) = self.place.ledger.runs()

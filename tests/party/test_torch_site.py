@@ -216,7 +216,7 @@ def test_rows_of_heart_are_compared_with_the_published_ones_once_they_are_paid_f
             tasks=(AllowedTask(name="heart"),),
         )
         place, server = Place(held), Server()
-        place.service = SiteService(held, place.ledger, task=lambda _, made=task: made)
+        place.service = SiteService(held, place.ledger, task=lambda _, made=task: made)  # type: ignore[misc]
         resolved = resolve(plan_, task.parties(), task.dimension)
         body: dict[str, Any] = {"run": "first", "resolved": write_resolved(resolved)}
         assert hear(place, server.write("enrol", body, to="va")).kind == "enrolled"
@@ -265,7 +265,7 @@ class Classes(Lines):
     def model(self) -> nn.Module:
         return nn.Linear(3, 2)
 
-    loss = staticmethod(cross_entropy)  # type: ignore[assignment]
+    loss = staticmethod(cross_entropy)
 
     def example(self) -> tuple[Tensor, ...]:
         return torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64)

@@ -91,7 +91,7 @@ def test_two_federations_at_once_never_spend_more_than_one_lifetime(tmp_path: Pa
     for federation in federations:
         held = dataclasses.replace(federation.policy, record=small)
         task = federation.task
-        federation.service = SiteService(held, federation.ledger, task=lambda _, task=task: task)
+        federation.service = SiteService(held, federation.ledger, task=lambda _, task=task: task)  # type: ignore[misc]
         assert federation.enrol(resolved).kind == "enrolled"
     together = threading.Barrier(2)
 

@@ -420,10 +420,9 @@ def test_a_truncated_checkpoint_is_refused_with_the_remedy_and_the_remedy_works(
     assert resume_run(folder, workspace=Workspace(path=tmp_path), task=TinyTask()).outcome == "finished"
     one_more = tiny_plan(federation={"rounds": 4})
     go(tmp_path / "four", one_more, name="run")
-    by_steps = {
-        row["party"]: row["steps"]
-        for row in checkpoints.latest_checkpoint(folder.checkpoints).privacy["sample_history"]
-    }  # type: ignore[union-attr]
+    last = checkpoints.latest_checkpoint(folder.checkpoints)
+    assert last is not None
+    by_steps = {row["party"]: row["steps"] for row in last.privacy["sample_history"]}
     assert by_steps == {"north": 4, "south": 4}
 
 

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def link(folder: Path) -> Iterator[SuperLink]:
     roster = make_keys(folder, ["Basel"])
     with start_superlink(folder) as made:
-        made.admit(roster)  # type: ignore[arg-type]
+        made.admit(roster)
         yield made
 
 

@@ -383,7 +383,12 @@ def test_nothing_of_a_body_is_read_before_the_keys_holder_has_signed() -> None:
 
     async def watched(scope: Any, receive: Any, send: Any) -> None:
         inner = scope[ADMIT]
-        scope[ADMIT] = lambda name, most=None: (admitted.append(name), inner(name, most))
+
+        def admit(name: Any, most: Any = None) -> None:
+            admitted.append(name)
+            inner(name, most)
+
+        scope[ADMIT] = admit
         await gate(scope, receive, send)
 
     with open_door(PATIENT, serving=watched) as place:

@@ -52,7 +52,12 @@ class Scene:
         """A message to a site, as the coordinator and as the site know it."""
         name = self.carrier.send(str(end._node.node_id), content, lasting=PATIENCE)
         found: list[Incoming] = []
-        until(lambda: (letter := end.receive()) is not None and not found.append(letter))
+
+        def heard() -> bool:
+            found.extend(letter for letter in [end.receive()] if letter is not None)
+            return bool(found)
+
+        until(heard)
         return name, found[0]
 
     def stored(self) -> int:

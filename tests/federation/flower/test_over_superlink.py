@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -194,8 +195,13 @@ def test_messages_that_are_not_ours_get_no_answer_and_harm_nobody(trial: Trial, 
     push(dataclasses.replace(cut(b"?"), length=-1), "query.quietsum")  # declares nothing
     push(dataclasses.replace(cut(b"huge"), length=10**12), "query.quietsum")  # answered with a problem, not fetched
     push(honest, "query.quietsum")
-    found = []
-    until(lambda: found.extend(end.replies([honest.root])) or found)
+    found: list[Any] = []
+
+    def heard() -> bool:
+        found.extend(end.replies([honest.root]))
+        return bool(found)
+
+    until(heard)
     assert [reply.declared for reply in found] == [len(b"Cleveland:hello")]
     end.finish()
     end.close()
