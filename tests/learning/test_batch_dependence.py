@@ -13,8 +13,8 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from quietsum.errors import InvalidParameter
 from quietsum.learning import PrivacyConfig, PrivateTrainer, make_private
 from quietsum.learning.engines.batch_mixing import what_mixes
-from quietsum.learning.records import Records
 from quietsum.learning.rehearsal import rehearse_large
+from quietsum.learning.rows.records import Records
 from quietsum.learning.step import cross_entropy
 
 

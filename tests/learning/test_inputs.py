@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter
 from quietsum.learning.config import PrivacyConfig
-from quietsum.learning.inputs import CriterionLoss, as_loss, as_records, as_rule, join_labels, rate_of
 from quietsum.learning.optimizers import SGD, Adam
+from quietsum.learning.rows.inputs import CriterionLoss, as_loss, as_records, as_rule, join_labels, rate_of
 from quietsum.learning.step import cross_entropy
 from quietsum.learning.trainer import PrivateTrainer
 from quietsum.mechanisms import randomness_for_tests

@@ -17,7 +17,7 @@ from quietsum.learning.clients import local
 from quietsum.learning.clients.local import LocalSteps, local_steps
 from quietsum.learning.descent import private_steps
 from quietsum.learning.engines.protocol import engine_for
-from quietsum.learning.records import Records
+from quietsum.learning.rows.records import Records
 from quietsum.learning.step import cross_entropy
 from quietsum.mechanisms.distributed import DistributedNoise
 from quietsum.mechanisms.gaussian import ClippedSum, Mode

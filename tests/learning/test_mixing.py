@@ -22,7 +22,7 @@ from quietsum.learning.engines.batch_mixing import (
     what_remembers,
 )
 from quietsum.learning.engines.protocol import Batch, engine_for
-from quietsum.learning.records import Records
+from quietsum.learning.rows.records import Records
 from quietsum.learning.step import cross_entropy
 
 

@@ -18,8 +18,8 @@ from torch import nn
 
 from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.learning.config import PrivacyConfig, plan_training
-from quietsum.learning.people import bound_people
-from quietsum.learning.records import Records
+from quietsum.learning.rows.people import bound_people
+from quietsum.learning.rows.records import Records
 from quietsum.learning.spending import event_guarantee
 from quietsum.learning.trainer import PrivateTrainer
 from quietsum.privacy import person_event

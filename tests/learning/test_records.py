@@ -28,8 +28,8 @@ from torch.utils.data import (
 from quietsum.errors import InvalidParameter
 from quietsum.learning.clipping import Flat
 from quietsum.learning.config import PrivacyConfig
-from quietsum.learning.records import Records, RecordsOfOtherShapes
 from quietsum.learning.rehearsal import rehearse_model, rehearse_step
+from quietsum.learning.rows.records import Records, RecordsOfOtherShapes
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.learning.trainer import PrivateTrainer
 

@@ -24,7 +24,7 @@ from quietsum.learning.config import PrivacyConfig, plan_training
 from quietsum.learning.engines.protocol import Batch
 from quietsum.learning.noise.gradient_noise import TorchNoise
 from quietsum.learning.own_loop import make_private
-from quietsum.learning.records import LabelsOutOfRange, Records
+from quietsum.learning.rows.records import LabelsOutOfRange, Records
 from quietsum.learning.schedules import Growing, Stepwise
 from quietsum.learning.step import cross_entropy
 from quietsum.learning.trainer import Epoch, PrivateTrainer, progress_line

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from party.asking import STYLES, Place, Server, hear, policy, reason
-from quietsum.learning.records import LabelsOutOfRange
+from quietsum.learning.rows.records import LabelsOutOfRange
 from quietsum.learning.step import cross_entropy
 from quietsum.party.books import write_resolved
 from quietsum.party.policy import AllowedTask, SiteData, SiteDataset, SiteName

@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import norm
 
 from quietsum.errors import UnsupportedEvent
-from quietsum.learning.people import bound_people
+from quietsum.learning.rows.people import bound_people
 from quietsum.privacy import events as ev
 from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.privacy.groups import bound_record_event

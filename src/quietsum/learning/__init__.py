@@ -58,9 +58,9 @@ if TYPE_CHECKING:
         PrivateOptimizer as PrivateOptimizer,
         make_private as make_private,
     )
-    from quietsum.learning.people import bound_people as bound_people
-    from quietsum.learning.records import Records as Records
     from quietsum.learning.rehearsal import rehearse_model as rehearse_model, scoring as scoring, training as training
+    from quietsum.learning.rows.people import bound_people as bound_people
+    from quietsum.learning.rows.records import Records as Records
     from quietsum.learning.saving import fill_model as fill_model
     from quietsum.learning.spending import as_priced_today as as_priced_today
     from quietsum.learning.step import cross_entropy as cross_entropy

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from quietsum.learning.config import PrivacyConfig
     from quietsum.learning.engines.protocol import Batch
-    from quietsum.learning.records import Records
+    from quietsum.learning.rows.records import Records
 
 __all__ = [
     "Balance",

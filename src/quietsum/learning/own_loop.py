@@ -18,8 +18,8 @@ from quietsum.learning.config import PrivacyConfig, plan_training
 from quietsum.learning.defaults import has_classes, settle
 from quietsum.learning.engines.batch_mixing import refuse_mixing
 from quietsum.learning.engines.protocol import Batch, Loss, trainable
-from quietsum.learning.records import Records
 from quietsum.learning.rehearsal import rehearse_model, rehearse_step
+from quietsum.learning.rows.records import Records
 from quietsum.learning.spending import Spending
 from quietsum.learning.step import PrivateStep, build_step, cross_entropy
 from quietsum.privacy import Guarantee

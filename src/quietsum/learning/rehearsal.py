@@ -24,7 +24,7 @@ from torch import nn
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.learning.engines.batch_mixing import NORMS, keep_unchanged, what_mixes, what_remembers
 from quietsum.learning.engines.protocol import Batch, Loss, losses_of
-from quietsum.learning.records import MADE_UP_ROWS, LabelsOutOfRange, Records
+from quietsum.learning.rows.records import MADE_UP_ROWS, LabelsOutOfRange, Records
 from quietsum.learning.step import PrivateStep, cross_entropy
 
 __all__ = ["rehearse_large", "rehearse_model", "rehearse_step", "scoring", "training"]

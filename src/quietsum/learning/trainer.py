@@ -46,11 +46,11 @@ from quietsum.learning.defaults import (
 from quietsum.learning.engines.batch_mixing import refuse_mixing
 from quietsum.learning.engines.hooks import refuse_hooks
 from quietsum.learning.engines.protocol import Loss, trainable
-from quietsum.learning.inputs import as_loss, as_records, as_rule, join_labels, rate_of, refuse_shared
 from quietsum.learning.noise.gradient_noise import more_noise, refuse_coarse
 from quietsum.learning.optimizers import SGD, Adam, AveragedWeights, BoundOptimizer, OptimizerKind
-from quietsum.learning.records import Records, bound_records
 from quietsum.learning.rehearsal import rehearse_model, rehearse_step, scoring, training
+from quietsum.learning.rows.inputs import as_loss, as_records, as_rule, join_labels, rate_of, refuse_shared
+from quietsum.learning.rows.records import Records, bound_records
 from quietsum.learning.saving import check_checkpoint_fits, fill_model, read_checkpoint, save_model, write_checkpoint
 from quietsum.learning.spending import (
     OpenedTraining,
@@ -143,8 +143,8 @@ class PrivateTrainer:
     owner's to close. ``rng`` is for tests.
 
     What is raised before the first charge speaks to the holder of the data. One such error knows a record: labels that
-    are no classes of the model (:class:`~quietsum.learning.records.LabelsOutOfRange`). It says neither which nor how
-    many, it is written nowhere, and it must not be passed on. Where others would see that a run was refused, say
+    are no classes of the model (:class:`~quietsum.learning.rows.records.LabelsOutOfRange`). It says neither which nor
+    how many, it is written nowhere, and it must not be passed on. Where others would see that a run was refused, say
     ``check_labels=False``: such records then count as zero, in silence, and nothing raised depends on what a record
     holds.
     """

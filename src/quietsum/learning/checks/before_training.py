@@ -22,7 +22,7 @@ from quietsum.learning.clipping import Flat
 from quietsum.learning.config import PrivacyConfig, TrainingSchedule, plan_training
 from quietsum.learning.engines.batch_mixing import SteadyEngine, keep_unchanged
 from quietsum.learning.engines.protocol import Loss, engine_for
-from quietsum.learning.records import Records
+from quietsum.learning.rows.records import Records
 from quietsum.learning.step import PrivateStep, build_step, cross_entropy
 from quietsum.mechanisms import RandomSource
 from quietsum.privacy import Neighbours

@@ -42,9 +42,9 @@ from quietsum.learning.clipping import Flat
 from quietsum.learning.engines.batch_mixing import SteadyEngine, keep_unchanged, refuse_mixing
 from quietsum.learning.engines.protocol import Batch, Engine, Loss, engine_for, losses_of, rows_of
 from quietsum.learning.noise.gradient_noise import TorchNoise, float_margin, more_noise, uncovered_norms
-from quietsum.learning.people import bound_people
-from quietsum.learning.records import Records
 from quietsum.learning.rehearsal import rehearse_large, training
+from quietsum.learning.rows.people import bound_people
+from quietsum.learning.rows.records import Records
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.privacy import PrivacyUnit

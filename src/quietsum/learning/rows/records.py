@@ -29,7 +29,7 @@ from torch.utils.data import (
 
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.learning.engines.protocol import Batch, Loss
-from quietsum.learning.people import bound_people
+from quietsum.learning.rows.people import bound_people
 
 __all__ = ["LabelsOutOfRange", "Records", "RecordsOfOtherShapes", "bound_records"]
 

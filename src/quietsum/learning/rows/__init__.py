@@ -1,0 +1,1 @@
+"""What a training is given: records by number, at most k of each person, in any form that people hold them in."""
