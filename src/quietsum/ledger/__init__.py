@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from quietsum.ledger.chain.entries import Entry as Entry, Head as Head, Kind as Kind, Receipt as Receipt
     from quietsum.ledger.chain.export import export_ledger as export_ledger, verify_export as verify_export
     from quietsum.ledger.chain.journal import Clock as Clock, system_clock as system_clock
-    from quietsum.ledger.chain.keys import SigningKey as SigningKey, VerifyingKey as VerifyingKey
+    from quietsum.ledger.chain.keys import (
+        SigningKey as SigningKey,
+        VerifyingKey as VerifyingKey,
+        key_path as key_path,
+        load_key as load_key,
+    )
     from quietsum.ledger.chain.verify import (
         Verification as Verification,
         read_anchors as read_anchors,
@@ -49,8 +54,12 @@ if TYPE_CHECKING:
         FIRST as FIRST,
         PRICING as PRICING,
         WHOLE_PLAN as WHOLE_PLAN,
+        Cost as Cost,
+        CostTally as CostTally,
+        Prices as Prices,
         bound_advantage as bound_advantage,
         claim_guarantees as claim_guarantees,
+        cost_of as cost_of,
         exceeds as exceeds,
         price_charge as price_charge,
         price_event as price_event,

@@ -43,6 +43,8 @@ class RunHistory:
         self._observers: dict[Account, tuple[Observer, ...]] = {}
         self._reserved: dict[int, tuple[Charge, ...]] = {}
         self._committed: list[tuple[int, dict[Account, CostTally]]] = []
+        self.released = ""
+        """The time of the newest commit, as the ledger has it; empty before the first."""
 
     def read(self, until: int | None = None) -> RunHistory:
         """Take in the entries from where this left off, up to and including entry ``until``; returns itself."""
@@ -54,6 +56,7 @@ class RunHistory:
                 continue
             try:
                 self._take(entry.sequence, entry.kind, entry.body)
+                self.released = entry.time if entry.kind is Kind.COMMIT else self.released
             except (LookupError, TypeError, ValueError) as error:
                 raise LedgerBroken(f"cannot be read: {error!r}", at=entry.sequence, remedy=RESTORE) from None
         return self
@@ -96,6 +99,17 @@ class RunHistory:
         Refunds are left out on purpose: this goes into reports, and a smaller ε would tell who took part (rule 5).
         """
         return [(number, self._worst(tallies, unit)) for number, tallies in self._committed]
+
+    def list_charges_by_round(self, unit: PrivacyUnit) -> list[tuple[int, float, CostTally]]:
+        """As :meth:`by_round`, with what the worst party was charged by then; rounds without a charge are left out."""
+        found = []
+        for number, tallies in self._committed:
+            priced = [
+                (self._price(tally, unit).epsilon, tally) for account, tally in tallies.items() if account[1] is unit
+            ]
+            if priced:
+                found.append((number, *max(priced, key=lambda one: one[0])))
+        return found
 
     def epsilon(self, unit: PrivacyUnit, *, as_stated_at: int | None = None, refunds: bool = True) -> float:
         """ε of the worst party at the plan's own δ, with ``refunds`` or as if there were none; 0 without a charge.

@@ -11,16 +11,42 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, final
 
 from quietsum.errors import CorruptState
 from quietsum.files import read_file, write_atomically
-from quietsum.ledger import Kind, Ledger, RunHistory, bound_advantage, budget_to, claim_guarantees, exceeds
-from quietsum.plan import Plan, ResolvedPlan, SecurePlan, card, layers, resolve
+from quietsum.ledger import (
+    PRICING,
+    Cost,
+    CostTally,
+    Kind,
+    Ledger,
+    RunHistory,
+    bound_advantage,
+    budget_to,
+    claim_guarantees,
+    cost_of,
+    exceeds,
+)
+from quietsum.plan import ClientPlan, Plan, RecordPlan, ResolvedPlan, SecurePlan, card, layers, resolve
 from quietsum.privacy import Guarantee, Observer, PrivacyUnit
+from quietsum.report.figures import percent, shown
 from quietsum.report.page import render_page
+from quietsum.report.protection import Promise, binding_unit, describe, name_nine
+from quietsum.report.sections import (
+    NO_AUDIT,
+    list_artefacts,
+    list_protected,
+    name_dates,
+    name_rule,
+    name_versions,
+    utility_of,
+)
+from quietsum.report.signing import plain_values, sign
 from quietsum.report.verdict import judge
+from quietsum.report.verifier import fingerprint_of, render
 from quietsum.runs import (
     NO_GUARANTEE,
     RunFolder,
@@ -33,18 +59,29 @@ from quietsum.runs import (
 )
 from quietsum.validate import finite_number
 
-__all__ = ["VERSION", "Outlook", "build", "earlier", "look", "require_own", "scores_in", "sentence", "write"]
+__all__ = [
+    "SCHEMA", "VERSION", "Outlook", "build", "earlier", "look", "require_own", "scores_in", "sentence", "sign_report",
+    "write",
+]  # fmt: skip
 
 VERSION = 1
+SCHEMA = "quietsum-report-1"
+"""The name of the published schema of this file."""
+FORECAST = 60
+"""Rounds of which a report states the forecast."""
 
 
 def write(folder: RunFolder, workspace: Workspace) -> dict[str, Any]:
     """Write ``report.json`` and ``report.html`` into the run folder; returns the values."""
-    values = build(folder, workspace)
-    text = json.dumps(_plain(values), indent=2, allow_nan=False, ensure_ascii=False)
-    write_atomically(folder.path / "report.json", text.encode() + b"\n")
+    values = sign_report(build(folder, workspace), workspace)
+    write_atomically(folder.path / "report.json", render(values))
     write_atomically(folder.path / "report.html", render_page(values).encode())
     return values
+
+
+def sign_report(values: Mapping[str, Any], workspace: Workspace) -> dict[str, Any]:
+    """``values`` signed with the ledger's key; unsigned if that does not lie in the workspace."""
+    return sign(plain_values(values), workspace.ledger, values["ledger"]["public_key"])
 
 
 def build(folder: RunFolder, workspace: Workspace, ledger: Ledger | None = None) -> dict[str, Any]:
@@ -70,12 +107,23 @@ def build(folder: RunFolder, workspace: Workspace, ledger: Ledger | None = None)
     head, public_key = ledger.head, ledger.identity.public_key
     own_books = any(entry.body["run"] == folder.run for entry, _ in ledger.receipts())
     metrics, references = scores_in(folder, number, found.about)
-    limit = resolved.limit
-    return {
+    limit, privacy = resolved.limit, plan.privacy
+    promises = _promises(resolved, claimed, history)
+    block = describe(promises, accounting=privacy.accounting, neighbours=privacy.neighbours, pricing=PRICING)
+    clauses, guarantees = card(resolved).to_dict(), [guarantee.to_dict() for guarantee in claimed]
+    artefacts = list_artefacts(folder.path, ("model.safetensors", "weights.safetensors", "answers.json"))
+    verdict, drill = judge(metrics, references), plan.attack is not None
+    values = {
+        **name_nine(block, resolved, privacy.accounting),
         "version": __version__,
         "format": VERSION,
+        "schema": SCHEMA,
+        "edition": "recipients",
+        "kind": _kind(plan),
         "run": folder.run,
         "created": folder.created,
+        "dates": name_dates(ledger, created=folder.created, released=history.released),
+        "versions": name_versions(),
         "summary": _summary(resolved, found.title, number, outcome),
         "outcome": outcome,
         "round": number,
@@ -84,11 +132,11 @@ def build(folder: RunFolder, workspace: Workspace, ledger: Ledger | None = None)
         "sentences": [*_sentences(claimed, resolved, number), *_over_all_runs(books)],
         "warnings": _warnings(claimed, resolved),
         "notes": [*_notes(resolved), *_corrections(resolved, ledger.pricing_of(folder.run))],
-        "guarantees": [guarantee.to_dict() for guarantee in claimed],
+        "guarantees": guarantees,
+        "privacy": block,
         "lifetime": books,
         "limit": None if limit is None else budget_to(limit),
         "limits": [budget_to(one) for one in resolved.limits],
-        "noise_multiplier": resolved.noise_multiplier,
         "spent": [
             {"round": round_number, "epsilon": epsilon, "unit": one.unit.value}
             for one in resolved.limits
@@ -97,14 +145,95 @@ def build(folder: RunFolder, workspace: Workspace, ledger: Ledger | None = None)
         ],
         "metrics": metrics,
         "references": references,
-        "verdict": judge(metrics, references),
+        "verdict": verdict,
+        "utility": utility_of(metrics, references, verdict, artefacts=artefacts, answers=read_answers(folder.path)),
+        "artefacts": artefacts,
+        "audit": dict(NO_AUDIT),
+        "robustness": name_rule(resolved, clauses),
+        **list_protected(block, guarantees, clauses, drill=drill),
         "parties": _parties(resolved),
-        "card": card(resolved).to_dict(),
+        "card": clauses,
         "layers": [layer.to_dict() for layer in layers(resolved, sites=folder.sites)],
         "plan": plan.to_dict(),
         "plan_digest": plan.digest,
-        "ledger": {"head": head.to_dict(), "public_key": public_key, "sites_keep_books": own_books},
+        "ledger": {
+            "head": head.to_dict(),
+            "public_key": public_key,
+            "sites_keep_books": own_books,
+            "fingerprint": fingerprint_of(public_key),
+        },
     }
+    made: dict[str, Any] = plain_values(values)
+    return made
+
+
+def _kind(plan: Plan) -> str:
+    from quietsum.analytics import TASK
+
+    return "questions" if plan.task.name == TASK else "federation"
+
+
+def read_answers(folder: Path) -> list[dict[str, Any]]:
+    """The answers of a run that asked questions, as plain values; empty if there are none."""
+    path = folder / "answers.json"
+    if not path.is_file():
+        return []
+    try:
+        found = json.loads(read_file(path))["answers"]
+        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+            raise ValueError("its answers are no list of objects")
+        return found
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise CorruptState(f"{path} cannot be read ({error}); restore it from a backup") from None
+
+
+def _promises(resolved: ResolvedPlan, claimed: Sequence[Guarantee], history: RunHistory) -> list[Promise]:
+    """One promise for each unit of a plan that protects anything, the binding one first."""
+    units = [limit.unit for limit in resolved.limits]
+    first = binding_unit(resolved.plan, units)
+    return [_promise(resolved, unit, claimed, history) for unit in sorted(units, key=lambda unit: unit is not first)]
+
+
+def _promise(resolved: ResolvedPlan, unit: PrivacyUnit, claimed: Sequence[Guarantee], history: RunHistory) -> Promise:
+    privacy = resolved.plan.privacy
+    record, client, person = privacy.record or RecordPlan(), privacy.client or ClientPlan(), privacy.person
+    limit = resolved.limit_of(unit)
+    assert limit is not None
+    worst = resolved.cost(unit, resolved.attempts, limit.delta)[0]
+    planned = {one.party: one for one in resolved.all_charges() if one.unit is unit}
+    target = {
+        PrivacyUnit.RECORD: record.epsilon, PrivacyUnit.CLIENT: client.epsilon,
+        PrivacyUnit.PERSON: None if person is None else person.epsilon,
+    }[unit]  # fmt: skip
+    own = PrivacyUnit.CLIENT if unit is PrivacyUnit.CLIENT else PrivacyUnit.RECORD
+    return Promise(
+        charge=planned[worst], delta=limit.delta, budget=limit.epsilon,
+        stated=target is not None or (privacy.preset is not None and unit is not PrivacyUnit.PERSON),
+        clip_norm=client.max_norm if unit is PrivacyUnit.CLIENT else record.max_grad_norm,
+        noise_multiplier=resolved.noise_of(own),
+        guarantees=tuple(one for one in claimed if one.unit is unit),
+        rows=tuple(history.list_charges_by_round(unit)), forecast=_forecast(resolved, unit, limit.delta),
+        noise_at=client.noise_at if unit is PrivacyUnit.CLIENT else record.noise_at, kind=_kind(resolved.plan),
+    )  # fmt: skip
+
+
+def _forecast(resolved: ResolvedPlan, unit: PrivacyUnit, delta: float) -> tuple[tuple[int, CostTally], ...]:
+    """What the worst party is charged after each round, if the schedule runs as planned; few rounds of long plans."""
+    rounds = resolved.plan.federation.rounds
+    wanted = sorted({1 + place * (rounds - 1) // (FORECAST - 1) for place in range(FORECAST)})
+    by_stage: dict[tuple[str, float], Cost] = {}
+    found = []
+    for number in wanted:
+        party = resolved.cost(unit, number, delta)[0]
+        tally = CostTally()
+        for noise, count in Counter(resolved.plan.stage(place).noise for place in range(1, number + 1)).items():
+            if (party, noise) not in by_stage:
+                place = next(one for one in range(1, rounds + 1) if resolved.plan.stage(one).noise == noise)
+                charges = resolved.charges(number=place)
+                by_stage[party, noise] = cost_of(next(o for o in charges if o.party == party and o.unit is unit))
+            tally.add(by_stage[party, noise], count)
+        found.append((number, tally))
+    return tuple(found)
 
 
 @final
@@ -222,7 +351,8 @@ def _sentences(claimed: tuple[Guarantee, ...], resolved: ResolvedPlan, number: i
     if not number:
         return ["No round was finished, so this run has no model to promise anything about."]
     alike: dict[tuple[PrivacyUnit, float], list[Guarantee]] = {}
-    for guarantee in claimed:
+    first = binding_unit(resolved.plan, [limit.unit for limit in resolved.limits])
+    for guarantee in sorted(claimed, key=lambda one: one.unit is not first):
         alike.setdefault((guarantee.unit, guarantee.epsilon), []).append(guarantee)
     return [sentence(guarantees, resolved) for guarantees in alike.values()]
 
@@ -232,7 +362,7 @@ def sentence(guarantees: list[Guarantee], resolved: ResolvedPlan) -> str:
     guarantee = max(guarantees, key=lambda one: one.epsilon)
     if math.isinf(guarantee.epsilon):
         return NO_GUARANTEE
-    epsilon = f"{math.ceil(guarantee.epsilon * 1000 - 1e-9) / 1000:g}"
+    epsilon = shown(guarantee.epsilon)
     figure = f"ε ≤ {epsilon} per {guarantee.whom} at δ = {guarantee.delta:g}, for {_which(guarantee, resolved)}."
     if resolved.plan.attack is not None:
         return (
@@ -257,9 +387,9 @@ def sentence(guarantees: list[Guarantee], resolved: ResolvedPlan) -> str:
         () if "through the client level" in guarantee.method else resolved.all_charges()
     )  # their curve is not its own
     advantage = bound_advantage(guarantee, planned, neighbours=resolved.plan.privacy.neighbours)
-    right = min(100.0, math.ceil(10 * 50 * (1 + advantage)) / 10)
+    right = percent(0.5 * (1 + advantage))
     return (
-        f"From this run alone, {who} {verb} tell {whether} and be right more often than {right:.1f} % of the time, "
+        f"From this run alone, {who} {verb} tell {whether} and be right more often than {right} of the time, "
         f"where a coin is right half of the time: {figure}"
     )
 
@@ -343,7 +473,7 @@ def _over_runs(books: list[dict[str, Any]]) -> str:
     against = ", against recipients of the models" if worst["observers"] == [Observer.RECIPIENTS.value] else ""
     safe = " Some of these runs have noise that is not floating-point safe." if worst["floats"] else ""
     return (
-        f"From all runs on the same data, past and future ({runs} so far): ε ≤ {worst['epsilon']:g} per "
+        f"From all runs on the same data, past and future ({runs} so far): ε ≤ {shown(worst['epsilon'])} per "
         f"{worst['unit']} at δ = {worst['delta']:g}{against}. That is the largest lifetime budget among "
         f"these datasets, and the ledger lets no run exceed it.{safe}"
     )
@@ -399,13 +529,3 @@ def _corrections(resolved: ResolvedPlan, pricing: int) -> list[str]:
                 f"{before.epsilon:.6g}, and it costs {now.epsilon:.6g} (docs/explanation/prices.md says why)."
             )
     return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "Infinity"
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
