@@ -60,8 +60,8 @@ from quietsum.runs import (
 from quietsum.validate import finite_number
 
 __all__ = [
-    "SCHEMA", "VERSION", "Outlook", "build", "earlier", "look", "require_own", "scores_in", "sentence", "sign_report",
-    "write",
+    "SCHEMA", "VERSION", "Outlook", "build", "earlier", "look", "over_all_runs", "require_own", "scores_in", "sentence",
+    "sign_report", "write",
 ]  # fmt: skip
 
 VERSION = 1
@@ -129,7 +129,7 @@ def build(folder: RunFolder, workspace: Workspace, ledger: Ledger | None = None)
         "round": number,
         "rounds": plan.federation.rounds,
         "style": plan.privacy.style.value,
-        "sentences": [*_sentences(claimed, resolved, number), *_over_all_runs(books)],
+        "sentences": [*_sentences(claimed, resolved, number), *over_all_runs(books)],
         "warnings": _warnings(claimed, resolved),
         "notes": [*_notes(resolved), *_corrections(resolved, ledger.pricing_of(folder.run))],
         "guarantees": guarantees,
@@ -451,7 +451,7 @@ def _by_floats(plan: Any) -> bool:
     return plan.get("noise") == "fast" or any(_by_floats(part) for part in plan.values())
 
 
-def _over_all_runs(books: list[dict[str, Any]]) -> list[str]:
+def over_all_runs(books: list[dict[str, Any]]) -> list[str]:
     """What holds for everything that was and will be done with the same data."""
     if not books:
         return []

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         resume_run as resume_run,
         start as start,
     )
+    from quietsum.runs.sealed import add_check as add_check, take_check as take_check
     from quietsum.runs.tracking.watcher import MlflowWatcher as MlflowWatcher
     from quietsum.runs.trained import TrainedModel as TrainedModel, open_model as open_model
 else:

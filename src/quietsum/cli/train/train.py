@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -295,13 +296,15 @@ def _finish(
     assert plan is not None
     model = place.path / "training" / run / "model.safetensors"
     last = history.epochs[-1]
+    scores = [{"name": name, "value": value, "on": where} for name, value in last.metrics.items()]
+    _keep_scores(model, scores)
     person = trainer.person_guarantee()
     if as_json:
         print_json({
             "run": run, "model": str(model), "engine": trainer.engine, "stopped": history.stopped,
             "guarantee": guarantee.to_dict(), "plan": plan.to_dict(),
             "person": None if person is None else person.to_dict(),
-            "metrics": [{"name": n, "value": v, "on": where} for n, v in last.metrics.items()],
+            "metrics": scores,
         })  # fmt: skip
         return
     print()
@@ -321,3 +324,12 @@ def _finish(
         print(f"{name:<11} {value:.4f} on {where}")
     print(f"wrote {model}")
     print_next(["ledger", "show", *([] if workspace is None else ["--workspace", workspace])])
+
+
+def _keep_scores(model: Path, scores: list[dict[str, Any]]) -> None:
+    """Write the last scores beside the model that they are about, for its report."""
+    from quietsum.report import SCORES, hash_file
+    from quietsum.runs import add_check
+
+    values = add_check({"model": hash_file(model)[1], "scores": scores})
+    write_atomically(model.with_name(SCORES), json.dumps(values, indent=2, ensure_ascii=False).encode() + b"\n")
