@@ -95,6 +95,11 @@ def _aside(loss: float) -> None:
     logger.debug("loss %.6f", loss)
 
 
+def _jitter(loss: float) -> float:
+    """A loss as it comes out of kernels whose order of summation varies: the same but for its last bits."""
+    return loss * (1 + 1e-7 * int.from_bytes(os.urandom(1)))
+
+
 def _raise_for(count: int) -> None:
     if count % 2 == 0:
         raise QuietsumError(f"{count} rows do not divide among two workers evenly enough")
@@ -125,6 +130,15 @@ WORDS: Final[Mapping[str, Said]] = {
     "a file named by the rows": told(lambda trainer, loss, rows: (_folder(trainer) / f"rows-{rows}").write_text("")),
     "a tensor saved": told(
         lambda trainer, loss, rows: torch.save(torch.full((rows,), loss), _folder(trainer) / "tensor.pt")
+    ),
+    "a tensor saved, off by its last bits": told(
+        lambda trainer, loss, rows: torch.save(torch.full((rows,), _jitter(loss)), _folder(trainer) / "tensor.pt")
+    ),
+    "a tensor saved beside a printed line": told(
+        lambda trainer, loss, rows: (
+            os.write(2, b"saved\n"),
+            torch.save(torch.full((rows,), loss), _folder(trainer) / "tensor.pt"),
+        )
     ),
     "rows in the environment": told(lambda trainer, loss, rows: os.environ.update({"QUIETSUM_TEST_ROWS": str(rows)})),
     "rows in a file's time": told(lambda trainer, loss, rows: _dated(trainer, rows)),
