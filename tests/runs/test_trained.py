@@ -333,6 +333,7 @@ def test_a_model_that_keeps_what_is_no_tensor_is_still_released(tmp_path: Path) 
 
 def test_a_model_of_train_is_used_in_the_same_way(tmp_path: Path) -> None:
     pytest.importorskip("torch")
+    from quietsum.learning.saving import _read, _write
     from quietsum.tasks.gallery.digits import DigitsTask
     from scenes import invoke
 
@@ -345,6 +346,15 @@ def test_a_model_of_train_is_used_in_the_same_way(tmp_path: Path) -> None:
     expected = model.module(rows).double().softmax(1).detach().numpy()
     np.testing.assert_allclose(model.predict(rows.numpy()).values, expected, rtol=1e-6)
     assert model.guarantees[0].epsilon <= 3.0 and not qs.load_model(place / "training" / name).training
-    spoil(place / "training" / name / "model.safetensors")
+    path = place / "training" / name / "model.safetensors"
+    tensors, about = _read(path)
+    older = {key: value for key, value in about.items() if key not in ("pricing", "digest")}
+    for plan in (None, 7, {}, {**about["plan"], "stages": [1]}, {**about["plan"], "stages": [{"noise": 1}]}):
+        _write(path, tensors, {**older, "person": {}, "plan": plan})
+        with pytest.raises(CorruptState, match="does not say how it was trained"):
+            open_model(name, Workspace.at(place))
+    _write(path, tensors, {**older, "person": {}})
+    assert open_model(name, Workspace.at(place)).guarantees[0].epsilon > model.guarantees[0].epsilon
+    spoil(path)
     with pytest.raises(CorruptState):
         open_model(name, Workspace.at(place))

@@ -171,9 +171,13 @@ def _open_training(folder: Path) -> TrainedModel:
     if about.get("run") != folder.name:
         raise CorruptState(f"{path} is the model of another run; put this run's own file back")
     (stated,) = _guarantees({"guarantees": [about.get("guarantee")]}, path)
+    try:
+        stated = as_priced_today(stated, about)
+    except (LookupError, TypeError, ValueError, QuietsumError) as error:
+        raise CorruptState(f"{path} does not say how it was trained ({error}); restore it from a backup") from None
     encode = optional_part(task, "encode_file")
     return TrainedModel(
-        run=folder.name, task=str(task.name), module=module.eval(), guarantees=(as_priced_today(stated, about),),
+        run=folder.name, task=str(task.name), module=module.eval(), guarantees=(stated,),
         params=np.concatenate([one.detach().double().reshape(-1).numpy() for one in module.parameters()]),
         predict=lambda rows: predict_with(module, task, rows),
         encode=lambda path: None if encode is None else np.asarray(encode(path)),
