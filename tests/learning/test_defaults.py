@@ -27,6 +27,7 @@ from quietsum.learning.defaults import (
     weigh_classes,
 )
 from quietsum.learning.step import PrivateStep, cross_entropy
+from quietsum.mechanisms import FAILURE_PER_DRAW
 from quietsum.tasks.scores import roc_auc
 
 
@@ -199,6 +200,25 @@ def test_a_survey_is_part_of_the_plan_and_costs_nothing_beside_it() -> None:
     same.train(train, learning_rate=0.1)
     assert same.plan is not None
     assert plan.event() == same.plan.event()
+
+
+def test_the_failure_of_noise_is_paid_for_the_wider_of_gradient_and_count(tmp_path: Path) -> None:
+    from quietsum.tasks.models import binary_cross_entropy
+
+    model, train = nn.Linear(1, 1, bias=False), skewed(300, 0.3)
+    trainer = PrivateTrainer(
+        model, PrivacyConfig(epsilon=3.0), loss=binary_cross_entropy, workspace=tmp_path, selfcheck=False
+    )
+    trainer.train((train[0][:, :1], train[1]))
+    assert trainer._books is not None and trainer.plan is not None and trainer._balance is not None
+    found = sum(
+        charge["failure"]
+        for entry in trainer._books.ledger.entries()
+        if str(entry.kind) == "reserve"
+        for charge in entry.body["charges"]
+    )
+    assert found == pytest.approx(3 * trainer.plan.steps * FAILURE_PER_DRAW, rel=1e-9)  # two classes and the others
+    trainer.close()
 
 
 def test_a_killed_run_goes_on_with_its_balance(tmp_path: object) -> None:

@@ -406,8 +406,9 @@ class PrivateTrainer:
             if not self._every_stated:
                 self._every = max(1, plan.epochs // 20)
             size = sum(parameter.numel() for parameter in self._parameters)
+            drawn = size if self._balance is None else max(size, len(self._balance.counts))
             self._books = TrainingBooks(
-                self._workspace, self._run, plan, failure_per_step=step.mechanism.failure(size),
+                self._workspace, self._run, plan, failure_per_step=step.mechanism.failure(drawn),
                 details={**self.config.frozen(), "optimizer": _name_rule(optimizer), "parameters": size}, **self._names,
             )  # fmt: skip
             try:
