@@ -344,5 +344,34 @@ def test_a_training_at_one_site_is_listed_with_what_it_cost() -> None:
     assert row["spent"][0]["epsilon"] == pytest.approx(trained["guarantee"]["epsilon"], rel=1e-6)
     text = shown(invoke("runs"))
     assert trained["run"] in text and "no runs" not in text
+    assert row["claim"] == row["spent"] and "charged so far" not in text
     Path("quietsum-workspace/training", trained["run"], "model.safetensors").unlink()
     assert json.loads(invoke("runs", "--json").stdout)["trainings"][0]["outcome"] == "interrupted"
+
+
+def test_a_training_that_ended_early_is_listed_at_the_price_of_its_whole_plan() -> None:
+    pytest.importorskip("torch")
+    import torch
+
+    from quietsum.learning import PrivacyConfig, PrivateTrainer
+    from quietsum.learning.callbacks import StopTraining
+
+    def stop(epoch: object) -> None:
+        raise StopTraining
+
+    rows = torch.randn(200, 3), torch.arange(200) % 2
+    config = PrivacyConfig(epsilon=3.0, delta=1e-4, epochs=10, batch_size=20, noise="fast")
+    trainer = PrivateTrainer(
+        torch.nn.Linear(3, 2), config, workspace="quietsum-workspace", run="early", selfcheck=False, checkpoint_every=1
+    )
+    trainer.train(rows, callbacks=stop)
+    claim, so_far = trainer.guarantee(), trainer.get_privacy_spent()[0]
+    trainer.close()
+    assert so_far < 1.5 and claim.epsilon > 2.99  # the control: there is a smaller number to print
+    Path("quietsum-workspace/training/early/options.json").write_text("{}")
+    (row,) = json.loads(invoke("runs", "--json").stdout)["trainings"]
+    assert row["spent"][0]["epsilon"] == pytest.approx(so_far, rel=1e-6)
+    assert row["claim"][0]["epsilon"] == pytest.approx(claim.epsilon, rel=1e-6)
+    text = " ".join(shown(invoke("runs")).split())
+    assert "ε ≤ 3.0000 per record" in text and "is charged so far" in text
+    assert text.count("≤") == 1

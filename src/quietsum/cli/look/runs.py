@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -15,6 +16,8 @@ from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, Quiets
 
 if TYPE_CHECKING:
     from quietsum.defence import Finding
+    from quietsum.ledger import Ledger, RunSummary
+    from quietsum.privacy import Guarantee
     from quietsum.runs import LeftOut, RunFolder, Workspace
 
 __all__ = ["compare", "runs", "show"]
@@ -251,7 +254,11 @@ def _lines(
 
 
 def _trainings(place: Workspace) -> list[dict[str, Any]]:
-    """The runs of ``quietsum train`` that the ledger knows: whether they left a model, and what they cost so far."""
+    """The runs of ``quietsum train`` that the ledger knows: whether they left a model, and what they cost.
+
+    ``spent`` is what was charged so far. What may be said about their weights is ``claim``, the ε of the whole plan:
+    when to stop may have been decided by people who saw results (rule 3).
+    """
     from quietsum.ledger import Ledger, ledger_exists
 
     folders = {path.parent.name: path.parent for path in sorted((place.path / "training").glob("*/options.json"))}
@@ -263,10 +270,32 @@ def _trainings(place: Workspace) -> list[dict[str, Any]]:
                 "run": known.run,
                 "outcome": "finished" if (folders[known.run] / "model.safetensors").is_file() else "interrupted",
                 "spent": [one.to_dict() for one in ledger.spending(known.run)],
+                "claim": [one.to_dict() for one in _claim(ledger, known)],
             }
             for known in ledger.runs()
             if known.run in folders
         ]
+
+
+def _claim(ledger: Ledger, known: RunSummary) -> list[Guarantee]:
+    """What the plan of a training costs as a whole, as far as anything of it is charged."""
+    from quietsum.ledger import Charge, Terms, claim_guarantees, price_event
+
+    spent = ledger.spending(known.run)
+    body = next(ledger.entries(known.sequence)).body
+    terms, planned = Terms.from_dict(body["terms"]), [Charge.from_dict(one) for one in body["planned"]]
+    found = []
+    for one in spent:
+        events = [charge.event for charge in planned if charge.unit is one.unit and charge.event is not None]
+        whole = [
+            price_event(event, delta=one.delta, accounting=terms.accounting, neighbours=terms.neighbours, unit=one.unit)
+            for event in events
+        ]
+        worst = max(whole, key=lambda each: each.epsilon, default=one)
+        finished = worst.epsilon <= one.epsilon * (1 + 1e-6)
+        claimed = one if finished else dataclasses.replace(worst, observer=one.observer)
+        found += claim_guarantees([claimed], finished=finished)
+    return found
 
 
 def _print_trainings(trained: Sequence[dict[str, Any]]) -> None:
@@ -276,9 +305,12 @@ def _print_trainings(trained: Sequence[dict[str, Any]]) -> None:
     if trained:
         print("\ntrained at one site by quietsum train")
     for row in trained:
-        cost = "; ".join(
-            f"ε ≤ {figure(_number(one['epsilon']))} per {one['unit']}, δ {one['delta']:g}" for one in row["spent"]
-        )
+        claims = [
+            f"ε ≤ {figure(_number(one['epsilon']))} per {one['unit']}, δ {one['delta']:g}" for one in row["claim"]
+        ]
+        cost = "; ".join(dict.fromkeys(claims))  # observers of one price are one line
+        if row["claim"] and _number(row["spent"][0]["epsilon"]) < _number(row["claim"][0]["epsilon"]):
+            cost += f"; of that plan ε = {figure(_number(row['spent'][0]['epsilon']))} is charged so far"
         print(textwrap.fill(f"  {row['run']}  {row['outcome']}  {cost}", 80, subsequent_indent="    "))
 
 
