@@ -163,6 +163,12 @@ def test_public_pictures_that_are_scored_are_not_trained_on(tmp_path: Path) -> N
     assert "no score" in make_pictures(tmp_path).evaluate(task.model()).on
 
 
+def test_protected_pictures_are_no_holdout(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "scans")
+    with pytest.raises(InvalidParameter, match="a release without a charge"):
+        make_pictures(tmp_path / "scans", holdout=str(tmp_path / "x" / ".." / "scans"), holdout_public="because")
+
+
 # ----------------------------------------------------------------------------------------------- landmarks
 
 

@@ -234,6 +234,19 @@ def test_without_public_rows_there_is_no_score_and_with_them_it_says_which(tmp_p
     assert found.chance == {"accuracy": 0.5, "auc": 0.5}
 
 
+def test_protected_rows_are_no_holdout_by_whatever_path(tmp_path: Path) -> None:
+    path = write_table(tmp_path)
+    (tmp_path / "link.csv").symlink_to(path)
+    for same in (path, tmp_path / "link.csv", tmp_path / "." / ".." / tmp_path.name / "visits.csv"):
+        for where in ({}, {"table": "", "tables": {"here": str(path)}}):
+            with pytest.raises(InvalidParameter, match="a release without a charge"):
+                make_table(path, holdout=str(same), holdout_public="because", **where)
+    make_table(path, holdout=str(path), holdout_public="made up", public="made up")
+    other = tmp_path / "other.csv"
+    other.write_bytes(path.read_bytes())
+    assert "4 rows of other.csv" in make_table(path, holdout=str(other), holdout_public="1990").evaluate(np.zeros(6)).on
+
+
 def test_public_rows_that_are_scored_are_not_trained_on(tmp_path: Path) -> None:
     lines = [f"{age},north,{'yes' if age > 50 else 'no'},p{age // 3}" for age in range(100)]
     task = make_table(write_table(tmp_path, lines), public="made up", held_out=0.3, person_column="patient")

@@ -284,7 +284,7 @@ def _claim(ledger: Ledger, known: RunSummary) -> list[Guarantee]:
     spent = ledger.spending(known.run)
     body = next(ledger.entries(known.sequence)).body
     terms, planned = Terms.from_dict(body["terms"]), [Charge.from_dict(one) for one in body["planned"]]
-    found = []
+    found: list[Guarantee] = []
     for one in spent:
         events = [charge.event for charge in planned if charge.unit is one.unit and charge.event is not None]
         whole = [

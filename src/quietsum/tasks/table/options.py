@@ -16,7 +16,8 @@ sites: north has no size: declare a round number above its rows, which is public
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, final
 
 from quietsum.analytics import Column
@@ -24,7 +25,7 @@ from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.keys import FRACTION, NAME, choices, declarations, key, table, whole
 from quietsum.plan import Options, PartyFacts
 
-__all__ = ["ENCODINGS", "MOST_COLUMNS", "TableOptions", "find_blanks", "refuse_blanks"]
+__all__ = ["ENCODINGS", "MOST_COLUMNS", "TableOptions", "find_blanks", "refuse_blanks", "refuse_own_records"]
 
 ENCODINGS: Final = ("utf-8", "latin-1", "cp1252", "utf-16")
 MOST_COLUMNS: Final = 2000
@@ -153,6 +154,23 @@ def _blank(where: str, columns: Sequence[Mapping[str, Any]], kinds: str) -> Iter
 
 def _has(names: Sequence[str]) -> str:
     return f"{', '.join(names[:8])}{', …' if len(names) > 8 else ''} {'has' if len(names) == 1 else 'have'}"
+
+
+def refuse_own_records(holdout: str, paths: Iterable[str], public: str) -> None:
+    """Raise if ``holdout`` is one of the files or folders of the protected records themselves; nothing is opened."""
+    if not holdout or public.strip():
+        return
+    for path in filter(None, paths):
+        if _same_place(holdout, path):
+            problem = "holds the protected records: scores on them are a release without a charge"
+            raise InvalidParameter("task.options.holdout", holdout, problem, "name other records, or none")
+
+
+def _same_place(one: str, other: str) -> bool:
+    try:
+        return Path(one).resolve() == Path(other).resolve()
+    except (OSError, ValueError, RuntimeError):  # no path at all, as the reader says
+        return False
 
 
 def refuse_blanks(options: TableOptions) -> None:

@@ -29,6 +29,7 @@ from quietsum.tasks.models import outputs
 from quietsum.tasks.protocol import Metrics, Settings
 from quietsum.tasks.scores import accuracy, majority, roc_auc
 from quietsum.tasks.table.landmarks import check_landmarks, labels_of_landmarks, read_landmarks
+from quietsum.tasks.table.options import refuse_own_records
 from quietsum.tasks.table.pictures import check_pictures, read_pictures
 from quietsum.tasks.table.records import Labelled, pick_records, share_of
 
@@ -115,6 +116,7 @@ class SamplesTask:
     def __init__(self, kind: str, options: SamplesOptions) -> None:
         if found := list(options.blanks()):
             raise PlanRefused("[task.options] is still to be filled in:\n  " + "\n  ".join(found))
+        refuse_own_records(options.holdout, [options.path], options.public)
         if kind == "landmarks" and not (options.frames and options.joints):
             problem = "are not declared"
             raise InvalidParameter("task.options.frames", 0, problem, "say frames = 32 and joints = 33, for instance")

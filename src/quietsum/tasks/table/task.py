@@ -29,7 +29,7 @@ from quietsum.tasks.protocol import Metrics, Rows
 from quietsum.tasks.scores import accuracy, majority, roc_auc
 from quietsum.tasks.table.encoding import Encoding
 from quietsum.tasks.table.models import RowModel
-from quietsum.tasks.table.options import TableOptions, refuse_blanks
+from quietsum.tasks.table.options import TableOptions, refuse_blanks, refuse_own_records
 
 __all__ = ["TableTask"]
 
@@ -50,6 +50,7 @@ class TableTask:
 
     def __init__(self, options: TableOptions) -> None:
         refuse_blanks(options)
+        refuse_own_records(options.holdout, [options.table, *map(str, options.tables.values())], options.public)
         self.options = options
         self.encoding = Encoding(columns=options.read_columns(), label=options.read_label(), decimal=options.decimal)
         inputs = len(self.encoding.names)
