@@ -32,7 +32,15 @@ filter; odometer; trade-off curve; advantage; TPR; cohort; party; site; node; ac
 input validation; outlier detection;
 honest-but-curious; η; ρ; δ; ε; Δ; is_budget_exhausted; get_budget_spent; privacy budget; threshold secret sharing;
 attackers; rule; robust aggregation; breakdown point; groups; root set; trust; drill; finding; alert; attack detection;
-label flip; lie; a little is enough; median; trimmed mean; multi-krum; rejected; suspects; layers of defence
+label flip; lie; a little is enough; median; trimmed mean; multi-krum; rejected; suspects; layers of defence;
+PrivacyPreservingTrainer; OpacusDPTrainer; ManualDPTrainer; create_privacy_config;
+record_round; get_epsilon; get_privacy_spent; get_cumulative_sample_epsilon; get_cumulative_user_epsilon; resume;
+mlflow; tls; alerting; data quality; homomorphic encryption; analyze_privacy_utility_tradeoff; STGCN_PRISM; num_joints;
+MediaPipe; PyTorch Geometric; PrivacyAccountant; make_private; PrivacyEngine; DP decoding; DP score release;
+retrieval ranking; debug; logging; troubleshooting; poor convergence; memory; out of memory; opacus import error;
+privacy budget exhausted; FitRes; flower; anonymity; concentrated; adaptive composition;
+GDPR; defense in depth; spatial-temporal privacy;
+information-theoretic; mask; mironov; adjacent; tenant-safe view
 """
 
 
@@ -85,7 +93,7 @@ def test_without_a_term_all_are_listed() -> None:
     assert all(term.name in shown for term in terms())
     assert max(map(len, shown.splitlines())) <= 80
     assert len(json.loads(explain("--json").stdout)["terms"]) == len(terms())
-    assert set(sections()) == {"parameters", "definitions", "mechanisms", "federation", "defence"}
+    assert set(sections()) == {"parameters", "definitions", "mechanisms", "federation", "defence", "practice"}
 
 
 def test_json_holds_all_texts() -> None:

@@ -124,6 +124,11 @@ def test_a_block_that_cannot_be_true_is_refused(change: dict[str, Any], words: s
         import_checkpoint({"privacy": {**BLOCK, **change}})
 
 
+def test_an_accountant_that_is_given_another_systems_block_says_what_reads_it() -> None:
+    with pytest.raises(CorruptState, match="import_checkpoint"):
+        privacy.PrivacyAccountant(delta=1e-5).load_state_dict(BLOCK)
+
+
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"privacy": 3}', "{}", "[" * 5000, "PK\x03\x04 no archive"])
 def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "last.json").write_text(text, encoding="utf-8")

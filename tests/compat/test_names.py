@@ -42,7 +42,7 @@ def test_the_names_of_training_that_kept_their_meaning_are_ours() -> None:
     pytest.importorskip("torch")
     from quietsum import learning, tasks
 
-    assert compat.PrivacyConfig is learning.PrivacyConfig and compat.make_private is learning.make_private
+    assert compat.PrivacyConfig is learning.PrivacyConfig
     assert compat.STGCN_PRISM is tasks.STGCN
 
 

@@ -17,6 +17,7 @@ from quietsum.compat import (
     PrivacyPreservingTrainer,
     analyze_privacy_utility_tradeoff,
     create_privacy_config,
+    make_private,
 )
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.learning import PrivacyConfig
@@ -111,3 +112,40 @@ def test_a_target_is_kept_and_what_would_be_another_sampling_is_refused() -> Non
         PrivacyEngine().make_private(
             module=model, optimizer=words["optimizer"], data_loader=loader(), noise_multiplier=1.0, max_grad_norm=1.0
         )
+
+
+def test_opacus_keywords_make_the_loop_that_a_configuration_makes() -> None:
+    spent = []
+    for words in (
+        {"noise_multiplier": 1.5, "max_grad_norm": 1.0, "epochs": 1},
+        {"config": PrivacyConfig(noise_multiplier=1.5, max_grad_norm=1.0, epochs=1, batch_size=30)},
+        {"config": create_privacy_config(noise_multiplier=1.5, max_grad_norm=1.0, epochs=1, batch_size=30)},
+    ):
+        layer, given = nn.Linear(3, 2), loader()
+        _, optimizer, batches = make_private(
+            module=layer, optimizer=torch.optim.SGD(layer.parameters(), lr=0.1), data_loader=given, **words
+        )
+        assert len(batches) == len(given)
+        for _ in batches:
+            optimizer.step()
+        spent.append(optimizer.get_epsilon(delta=1e-5))
+    assert spent[0] == spent[1] == spent[2] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ({}, "noise_multiplier, max_grad_norm, epochs"),
+        ({"noise_multiplier": 1.0, "max_grad_norm": 1.0}, "epochs"),
+        ({"config": PrivacyConfig(epsilon=1.0), "max_grad_norm": 1.0}, "in config alone"),
+        ({"model": nn.Linear(3, 2)}, "give model alone"),
+        ({"data_loader": None}, "pass data or data_loader"),
+    ],
+)
+def test_what_is_missing_or_stated_twice_is_answered(words: dict[str, Any], answer: str) -> None:
+    layer = nn.Linear(3, 2)
+    given: dict[str, Any] = {
+        "module": layer, "optimizer": torch.optim.SGD(layer.parameters(), lr=0.1), "data_loader": loader(), **words,
+    }  # fmt: skip
+    with pytest.raises(InvalidParameter, match=answer):
+        make_private(**given)

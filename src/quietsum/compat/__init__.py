@@ -35,8 +35,9 @@ if TYPE_CHECKING:
         TrainingConfig as TrainingConfig,
         analyze_privacy_utility_tradeoff as analyze_privacy_utility_tradeoff,
         create_privacy_config as create_privacy_config,
+        make_private as make_private,
     )
-    from quietsum.learning import PrivacyConfig as PrivacyConfig, make_private as make_private
+    from quietsum.learning import PrivacyConfig as PrivacyConfig
     from quietsum.mechanisms import GaussianMechanism as GaussianMechanism, LaplaceMechanism as LaplaceMechanism
     from quietsum.privacy import (
         RenyiAccountant as RenyiAccountant,

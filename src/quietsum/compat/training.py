@@ -38,6 +38,7 @@ __all__ = [
     "TrainingConfig",
     "analyze_privacy_utility_tradeoff",
     "create_privacy_config",
+    "make_private",
 ]
 
 
@@ -169,6 +170,59 @@ def analyze_privacy_utility_tradeoff(
         "final_accuracy": accuracy, "final_epsilon": epsilon,
         "privacy_efficiency": accuracy / (epsilon if plain is None else plain),
     }  # fmt: skip
+
+
+def make_private(
+    model: nn.Module | None = None,
+    optimizer: Any = None,
+    data: Any = None,
+    *,
+    config: PrivacyConfig | TrainingConfig | None = None,
+    module: nn.Module | None = None,
+    data_loader: Any = None,
+    **settings: Any,
+) -> tuple[nn.Module, PrivateOptimizer, PoissonLoader]:
+    """:func:`quietsum.learning.make_private`, which also takes Opacus' keywords in place of ``config``.
+
+    These are ``module``, ``data_loader``, ``noise_multiplier``, ``max_grad_norm`` and, since the whole plan is priced
+    before its first step, ``epochs``. ``get_epsilon(delta)`` is on the optimizer that is returned.
+
+    >>> import torch
+    >>> from torch.utils.data import DataLoader, TensorDataset
+    >>> layer = nn.Linear(2, 2)
+    >>> model, optimizer, loader = make_private(
+    ...     module=layer, optimizer=torch.optim.SGD(layer.parameters(), lr=0.5),
+    ...     data_loader=DataLoader(TensorDataset(torch.randn(40, 2), torch.arange(40) % 2), batch_size=8),
+    ...     noise_multiplier=2.0, max_grad_norm=1.0, epochs=2,
+    ... )
+    >>> for batch in loader:
+    ...     optimizer.step()
+    >>> optimizer.get_epsilon(delta=1e-5) < optimizer.get_epsilon(delta=1e-7)
+    True
+    """
+    model = _one_of("model", model, "module", module)
+    data = _one_of("data", data, "data_loader", data_loader)
+    if config is not None:
+        plain = config.privacy if isinstance(config, TrainingConfig) else config
+        for name in ("noise_multiplier", "max_grad_norm", "epochs", "batch_size"):
+            if name in settings:
+                problem = "stands beside config, which has one"
+                raise InvalidParameter(name, settings[name], problem, "state it in config alone")
+        return make_private_loop(model, optimizer, data, config=plain, **settings)
+    lacking = [name for name in ("noise_multiplier", "max_grad_norm", "epochs") if settings.get(name) is None]
+    if lacking:
+        remedy = f"pass config=PrivacyConfig(…), or instead {', '.join(lacking)}"
+        raise InvalidParameter("config", None, "is missing", remedy)
+    return PrivacyEngine().make_private(module=model, optimizer=optimizer, data_loader=data, **settings)
+
+
+def _one_of(name: str, value: Any, older: str, other: Any) -> Any:
+    if value is not None and other is not None:
+        raise InvalidParameter(older, "…", f"stands beside {name}", f"give {name} alone")
+    found = value if other is None else other
+    if found is None:
+        raise InvalidParameter(name, None, "is missing", f"pass {name} or {older}")
+    return found
 
 
 @final

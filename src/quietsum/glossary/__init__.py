@@ -25,7 +25,7 @@ from quietsum.errors import InvalidParameter
 
 __all__ = ["Term", "look_up", "nearest", "sections", "terms"]
 
-_SECTIONS = ("parameters", "definitions", "mechanisms", "federation", "defence")
+_SECTIONS = ("parameters", "definitions", "mechanisms", "federation", "defence", "practice")
 
 
 @final

@@ -511,10 +511,13 @@ def _digest(state: Mapping[str, Any]) -> str:
 def _restore(state: Mapping[str, Any]) -> PrivacyAccountant:
     if not isinstance(state, Mapping):
         raise CorruptState(f"an accountant's state is a mapping, not {type(state).__name__}")
-    if state.get("version") != STATE_VERSION:
+    if "version" not in state:
         raise CorruptState(
-            f"state version {state.get('version')!r} is not {STATE_VERSION}; use the quietsum that wrote it"
+            "the state has no version, so state_dict() did not write it; quietsum.compat.import_checkpoint reads the "
+            "privacy block of a DP-FedMed checkpoint"
         )
+    if state["version"] != STATE_VERSION:
+        raise CorruptState(f"state version {state['version']!r} is not {STATE_VERSION}; use the quietsum that wrote it")
     try:
         if state["digest"] != _digest(state):
             raise CorruptState("the state's digest does not match its contents; restore it from an unaltered copy")
