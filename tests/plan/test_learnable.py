@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -67,6 +68,22 @@ def test_five_clients_teach_nothing_and_the_lever_is_more_of_them(style: str) ->
     assert found is not None
     assert found.prospect is Prospect.NOTHING
     assert "clients in place of 5" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "dimension", "prospect"),
+    [(600, 3, 4810, Prospect.LITTLE), (2000, 113, 32, Prospect.ENOUGH)],
+    ids=["few records at each client: .18 where chance is .10", "many records at each client"],
+)
+def test_a_clip_after_noise_leaves_less_than_either_noise(
+    count: int, size: int, dimension: int, prospect: Prospect
+) -> None:
+    dealt = [dataclasses.replace(one, public="digits") for one in parties(count, size)]
+    found = predict(resolve(load_plan(template(task="digits", style="hybrid")), dealt, dimension))
+    assert found is not None and found.records is not None and found.clients is not None
+    apart = 1 / math.sqrt(1 / found.records**2 + 1 / found.clients**2)
+    assert prospect_of(apart) is Prospect.ENOUGH, "the control: counted apart, both are enough"
+    assert found.together < apart and found.prospect is prospect
 
 
 def test_without_noise_there_is_nothing_to_predict() -> None:

@@ -9,7 +9,10 @@ like K, so over the whole run the signal is at most
 
 times as long as the noise in its direction. Z does not depend on the clip and hardly on the number of steps, whose
 noise grows with them; it grows like ε and like the number of records. Where both records and clients are protected both
-noises count, 1/Z² = 1/Z_r² + 1/Z_c².
+noises count, 1/Z² = 1/Z_r² + 1/Z_c² + 1/Z_b². The third is what they do together: a client's update is clipped after
+the noise on its records was added. With r = (noise length) / (signal length) of one client, at most 1/√(1 + r²) of the
+clip is left for the signal, and along one direction of d the clients' noise ℓ leaves Z_b = √(K d) / (ℓ √(1 + r²)).
+Measured with 600 clients of 3 records (d 4,810): Z_r 88 and Z_c 80, but Z_b 13; accuracy .18 where chance is .10.
 
 Measured (decision record 46: six models of 22 to 4,810 numbers, Z from 1 to 4,000): below Z = 5 scores are luck, many
 runs lie at chance or below; from Z = 50 on two even classes are learnt to two thirds or more of what is possible, from
@@ -91,7 +94,11 @@ def predict(resolved: ResolvedPlan) -> Learnable | None:
     signal = resolved.client_signal()
     if signal is not None:
         clients = NOTHING_BELOW * math.sqrt(rounds) / signal.length if signal.length else math.inf
-    known = [value for value in (records, clients) if value is not None]
+    both = None
+    if resolved.record_noise is not None and signal is not None and signal.length:
+        left = math.fsum(1 / math.sqrt(1 + one.length**2 / steps) for one in parties) / len(parties)
+        both = math.sqrt(rounds * resolved.dimension) / signal.length * left
+    known = [value for value in (records, clients, both) if value is not None]
     if not known:
         return None
     together = 1 / math.sqrt(sum(1 / value**2 for value in known))
