@@ -26,6 +26,7 @@ from quietsum.cli.look.alerts import alerts
 from quietsum.cli.look.ledger import app as ledger
 from quietsum.cli.look.predict import predict
 from quietsum.cli.look.receipts import receipts
+from quietsum.cli.look.report import report
 from quietsum.cli.look.runs import compare, runs, show
 from quietsum.cli.look.suspects import suspects
 from quietsum.cli.shared.fractions import resolve_fractions
@@ -216,6 +217,7 @@ app.command(rich_help_panel=LOOK)(datasets)
 app.command(rich_help_panel=LOOK)(runs)
 app.command(rich_help_panel=LOOK)(show)
 app.command(rich_help_panel=LOOK)(compare)
+app.command(rich_help_panel=LOOK)(report)
 app.command(rich_help_panel=LOOK)(predict)
 app.command(rich_help_panel=LOOK)(suspects)
 app.add_typer(ledger, name="ledger", rich_help_panel=LOOK)

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
         message_to_sign as message_to_sign,
     )
     from quietsum.ledger.chain.entries import Entry as Entry, Head as Head, Kind as Kind, Receipt as Receipt
-    from quietsum.ledger.chain.export import export_ledger as export_ledger, verify_export as verify_export
+    from quietsum.ledger.chain.export import (
+        ExportedLedger as ExportedLedger,
+        export_ledger as export_ledger,
+        read_export as read_export,
+        verify_export as verify_export,
+    )
     from quietsum.ledger.chain.journal import Clock as Clock, system_clock as system_clock
     from quietsum.ledger.chain.keys import (
         SigningKey as SigningKey,

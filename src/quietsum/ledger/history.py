@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.ledger.chain.entries import RESTORE, Kind
@@ -19,6 +19,7 @@ from quietsum.privacy import Guarantee, Observer, PrivacyEvent, PrivacyUnit
 
 if TYPE_CHECKING:
     from quietsum.ledger.accounts import RunState
+    from quietsum.ledger.chain.export import ExportedLedger
     from quietsum.ledger.ledger import Ledger
 
 __all__ = ["LedgerIdentity", "RunHistory", "RunSummary", "summarize"]
@@ -30,12 +31,13 @@ Account = tuple[str, PrivacyUnit]
 class RunHistory:
     """The charges of one run in the order of the ledger. Reservations count whether committed or not."""
 
-    def __init__(self, ledger: Ledger, run: str) -> None:
+    def __init__(self, ledger: Ledger | ExportedLedger, run: str) -> None:
         entry = next((known.sequence for known in ledger.runs() if known.run == run), None)
         if entry is None:
             raise QuietsumError(f"run {run!r} is not in the ledger; is this its workspace?")
         self.run = run
-        self._ledger, self._next, self._prices = ledger, entry, Prices()
+        self._ledger: Any = ledger
+        self._next, self._prices = entry, Prices()
         self._first = Prices(version=FIRST)
         self._terms = Terms()
         self._tallies: dict[Account, CostTally] = {}

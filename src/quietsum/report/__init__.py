@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING
 from quietsum.doors import open_door
 
 if TYPE_CHECKING:
+    from quietsum.report.checking import (
+        Checked as Checked,
+        check_pack_file as check_pack_file,
+        check_report as check_report,
+    )
     from quietsum.report.contents import build as build, sign_report as sign_report, write as write
     from quietsum.report.listing import list_run as list_run
+    from quietsum.report.packing import make_pack as make_pack
     from quietsum.report.page import curve as curve, render_page as render_page
     from quietsum.report.sections import hash_file as hash_file, tell_operator as tell_operator
     from quietsum.report.trainings import (
@@ -17,6 +23,10 @@ if TYPE_CHECKING:
         build_training as build_training,
         find_training as find_training,
     )
-    from quietsum.report.verifier import render as render
+    from quietsum.report.verifier import (
+        LARGEST_PACK as LARGEST_PACK,
+        LARGEST_REPORT as LARGEST_REPORT,
+        render as render,
+    )
 else:
     __getattr__, __dir__, __all__ = open_door(__name__)

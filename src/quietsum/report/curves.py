@@ -10,10 +10,10 @@ trade-off curve f(α) (Dong, Roth, Su 2022). Points that are left out only make 
 
 **μ.** A mechanism is μ-Gaussian-private if telling neighbours apart is no easier than telling N(0, 1) from N(μ, 1), for
 which δ_μ(ε) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2) (Dong, Roth, Su 2022, Corollary 2.13). We state the smallest μ, rounded
-up, with δ(ε) ≤ δ_μ(ε) for every ε up to the last point. It is proven for all ε between the points, too: δ is convex in
-x = e^ε, so between two points it lies below their chord; δ_μ is convex in x with slope −Φ(−ε/μ − μ/2), so the least
-distance of chord and δ_μ is found where both slopes are equal. Beyond the last point δ is at most the last δ_i, which
-is stated beside μ as ``slack``: f(α) ≥ G_μ(α) − slack for all α. It is 0 if the mechanism is exactly Gaussian.
+up, with δ(ε) ≤ max(δ_μ(ε), s) for every ε, where the *slack* s is the δ of the promise, which leaves that chance out
+anyway; then f(α) ≥ G_μ(α) − s for all α. It is proven for all ε between the points, too: δ is convex in x = e^ε, so
+between two points it lies below their chord; δ_μ is convex in x with slope −Φ(−ε/μ − μ/2), so the least distance of the
+two is found where both slopes are equal. The slack is 0 if the mechanism is Gaussian itself.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Profile:
     points: tuple[tuple[float, float], ...]
     mu: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """The profile, the trade-off curve and μ as plain values."""
-        mu, slack = (self.mu, 0.0) if self.mu is not None else find_mu(self.points)
+    def to_dict(self, delta: float) -> dict[str, Any]:
+        """The profile, the trade-off curve and μ as plain values; ``delta`` is the slack of a μ that is not exact."""
+        mu, slack = (self.mu, 0.0) if self.mu is not None else (find_mu(self.points, delta), delta)
         return {
             "profile": [list(point) for point in self.points],
             "trade_off": [[rate, trade_off(self.points, rate)] for rate in RATES],
@@ -118,48 +118,45 @@ def true_positives(points: Sequence[Sequence[float]], rate: float) -> float:
 # ------------------------------------------------------------------------------------------------ Gaussian privacy
 
 
-def find_mu(points: Sequence[Sequence[float]]) -> tuple[float | None, float]:
-    """(the least μ, rounded up to four digits, whose curve lies above these points; the δ of the last point).
+def find_mu(points: Sequence[Sequence[float]], slack: float) -> float | None:
+    """The least μ, rounded up to four digits, with δ(ε) ≤ max(δ_μ(ε), ``slack``) for all ε, by these points.
 
-    None if the first point promises nothing, or no μ up to 100 is enough.
+    None if the points do not reach down to ``slack``, the first one promises nothing, or no μ up to 100 is enough.
     """
-    if not points or points[0][0] != 0.0 or points[0][1] >= 1.0:
-        return None, 1.0
-    slack = max(0.0, points[-1][1])
+    if not points or points[0][0] != 0.0 or points[0][1] >= 1.0 or points[-1][1] > slack:
+        return None
     low, high = 1e-9, 100.0
-    if not _covers(high, points):
-        return None, slack
+    if not _covers(high, points, slack):
+        return None
     while high > low * (1 + 1e-7):
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if _covers(middle, points) else (middle, high)
+        low, high = (low, middle) if _covers(middle, points, slack) else (middle, high)
     digits = 3 - math.floor(math.log10(high))
     rounded = math.ceil(high * 10.0**digits) / 10.0**digits
-    return (rounded if _covers(rounded, points) else high), slack
+    return rounded if _covers(rounded, points, slack) else high
 
 
-def _covers(mu: float, points: Sequence[Sequence[float]]) -> bool:
-    """Whether δ_μ lies nowhere below the chords of the points; up to the last point but one, whose δ is the slack."""
-    slack = points[-1][1]
+def _covers(mu: float, points: Sequence[Sequence[float]], slack: float) -> bool:
+    """Whether δ_μ lies nowhere below the chords of the points, as far as these lie above ``slack``."""
     for (left, above), (right, below) in itertools.pairwise(points):
         if above <= slack:
             return True
         begin, end = math.exp(left), math.exp(right)
         slope = (below - above) / (end - begin)
-        for epsilon in (left, right, _touching(mu, slope, left, right)):
-            chord = above + slope * (math.exp(epsilon) - begin)
-            if _delta(mu, epsilon) < chord and chord > slack:
+        last = right if below >= slack else min(right, math.log(begin + (slack - above) / slope))
+        for epsilon in (left, last, _touching(mu, slope, left, last)):
+            if _delta(mu, epsilon) < above + slope * (math.exp(epsilon) - begin):
                 return False
     return True
 
 
 def _touching(mu: float, slope: float, left: float, right: float) -> float:
-    """The ε between both at which δ_μ has this slope in e^ε; one of the ends if it has it at none."""
+    """The ε between both at which δ_μ has this slope in e^ε, or the end that is nearer to it."""
     from scipy.special import ndtri
 
-    share = min(max(-slope, 0.0), 1.0)
-    if share <= 0.0 or share >= 1.0:
+    if not 0.0 < -slope < 1.0:
         return left
-    epsilon = -mu * (float(ndtri(share)) + mu / 2)
+    epsilon = -mu * (float(ndtri(-slope)) + mu / 2)
     return min(max(epsilon, left), right)
 
 

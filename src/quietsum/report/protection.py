@@ -158,15 +158,15 @@ def _describe(promise: Promise, accounting: str, neighbours: Neighbours, *, bind
         "steps": sum(stage["steps"] for stage in stages),
         "stages": stages,
         "charge": charge.to_dict(),
-        **_curve(profile),
+        **_curve(profile, worst.delta),
         "attacker": attack(worst, charge, profile, accounting, neighbours),
         "by_round": _rows([(number, tally) for number, _, tally in promise.rows], promise, accounting, neighbours),
         "forecast": _rows(promise.forecast, promise, accounting, neighbours),
     }
 
 
-def _curve(profile: Profile | None) -> dict[str, Any]:
-    return {"profile": [], "trade_off": [], "gaussian": None} if profile is None else profile.to_dict()
+def _curve(profile: Profile | None, delta: float) -> dict[str, Any]:
+    return {"profile": [], "trade_off": [], "gaussian": None} if profile is None else profile.to_dict(delta)
 
 
 def attack(

@@ -10,22 +10,27 @@ cannot be found by hashing guesses. How many refused is not hidden: there is one
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.files import PRIVATE, draft_file
-from quietsum.ledger.chain.encoding import canonical, digest, entry_hash
+from quietsum.ledger.chain.encoding import canonical, digest, entry_hash, is_canonical
 from quietsum.ledger.chain.entries import Entry, Head, Kind
 from quietsum.ledger.chain.verify import Reading, Verification
+from quietsum.ledger.charges import Charge
+from quietsum.ledger.history import LedgerIdentity, RunSummary, summarize
 from quietsum.ledger.ledger import Ledger
+from quietsum.ledger.pricing import Cost
 from quietsum.ledger.state import State
 from quietsum.ledger.stores.protocol import Row, read_row
+from quietsum.privacy import Budget, PrivacyUnit
 
-__all__ = ["export_ledger", "operator_only", "verify_export"]
+__all__ = ["ExportedLedger", "export_ledger", "operator_only", "read_export", "verify_export"]
 
 _AGAIN = "export the ledger again, from the original"
 _FIELDS = {"sequence", "kind", "time", "previous", "hash", "signature", "body_hash"}
@@ -88,6 +93,76 @@ def verify_export(
     for entry, withheld in _entries(Path(path), reading.state):
         reading.take(entry, withheld=withheld)
     return reading.conclude()
+
+
+def read_export(content: bytes, *, anchors: Iterable[Head] = ()) -> ExportedLedger:
+    """The exported ledger in ``content``, checked as :func:`verify_export` does, and each line for its one form.
+
+    ``content`` is in memory, so that what is read later is what was checked.
+    """
+    reading = Reading(anchors, redacted=True)
+    entries = []
+    for number, line in enumerate(content.split(b"\n")[:-1], 1):
+        text = line.decode("utf-8", "surrogateescape")
+        entry, withheld = _read(text, reading.state)
+        try:
+            plain = is_canonical(text, json.loads(text))
+        except (ValueError, RecursionError):
+            plain = False
+        if not plain:
+            raise LedgerBroken("is not written in canonical JSON", at=number, remedy=_AGAIN)
+        reading.take(entry, withheld=withheld)
+        entries.append(entry)
+    if not content.endswith(b"\n"):
+        raise LedgerBroken("ends in the middle of a line: its end was cut off", at=len(entries) + 1, remedy=_AGAIN)
+    found = reading.conclude()
+    return ExportedLedger(verification=found, state=reading.state, entries_read=tuple(entries))
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportedLedger:
+    """A verified export, of which :class:`~quietsum.ledger.history.RunHistory` reads what a run was charged.
+
+    Bodies that were withheld are empty. It has no key and writes nothing.
+    """
+
+    verification: Verification
+    state: State
+    entries_read: tuple[Entry, ...]
+
+    @property
+    def identity(self) -> LedgerIdentity:
+        """The ledger's name and public key."""
+        assert self.state.key is not None
+        return LedgerIdentity(ledger=self.state.ledger, public_key=self.state.key.hex)
+
+    def entries(self, start: int = 1) -> Iterator[Entry]:
+        """Entries from ``start`` on."""
+        yield from self.entries_read[start - 1 :]
+
+    def runs(self) -> tuple[RunSummary, ...]:
+        """All runs in the order in which they were opened."""
+        return tuple(summarize(name, run) for name, run in self.state.accounts.runs.items())
+
+    def run_entry(self, run: str) -> Entry:
+        """The entry that opened a run; LedgerBroken if there is none."""
+        if run not in self.state.accounts.runs:
+            raise LedgerBroken(f"has no run {run!r}", remedy="export the ledger that paid for it")
+        return self.entries_read[self.state.accounts.runs[run].entry - 1]
+
+    def cost(self, run: str, charge: Charge) -> Cost:
+        """What a charge of a run counts as by today's rules."""
+        return self.state.accounts.runs[run].cost(charge)
+
+    def pricing_of(self, run: str) -> int:
+        """The version of prices by which a run was opened."""
+        return self.state.accounts.runs[run].pricing
+
+    def budgets(self) -> Mapping[tuple[str, str, PrivacyUnit], Budget]:
+        """The lifetime budgets, by party, dataset and unit."""
+        books = self.state.accounts.books
+        return {key: book.budget for key, book in books.items() if book.budget is not None}
 
 
 def _entries(path: Path, state: State) -> Iterator[tuple[Entry, bool]]:
