@@ -95,7 +95,7 @@ def build_training(training: Training, workspace: Workspace) -> dict[str, Any]:
             rounds, rate = int(settings["epochs"]), float(settings["sample_rate"])
         except (LookupError, TypeError, ValueError, QuietsumError) as error:
             raise CorruptState(f"run {training.run} is no training of one site ({error!r})") from None
-        promises = _promises(charge, terms, settings, history, finished=about is not None)
+        promises = _promises(charge, terms, settings, history, about is not None, _stated_for_people(training))
         block = describe(promises, accounting=terms.accounting, neighbours=terms.neighbours, pricing=PRICING)
         claimed = [one for promise in promises for one in promise.guarantees]
         guarantees = [one.to_dict() for one in claimed]
@@ -185,7 +185,7 @@ def _header(path: Path, ledger: Ledger) -> Mapping[str, Any] | None:
 
 
 def _promises(
-    charge: Charge, terms: Terms, settings: Mapping[str, Any], history: RunHistory, *, finished: bool
+    charge: Charge, terms: Terms, settings: Mapping[str, Any], history: RunHistory, finished: bool, asked: float | None
 ) -> list[Promise]:
     limit = terms.limit(PrivacyUnit.RECORD)
     stages = stages_of(charge.event)
@@ -204,18 +204,31 @@ def _promises(
         charge=charge, delta=limit.delta, budget=limit.epsilon, stated=settings.get("epsilon") is not None,
         guarantees=_claim(charge, limit, terms, finished), rows=rows, forecast=forecast, **common,
     )  # fmt: skip
-    most, asked = settings.get("max_records"), settings.get("person_epsilon")
+    most = settings.get("max_records")
     if not isinstance(most, int) or charge.event is None:
         return [record]
     person = dataclasses.replace(charge, unit=PrivacyUnit.PERSON, event=person_event(charge.event, most))
     claimed = _claim(person, limit, terms, finished)
-    budget = float(asked) if asked is not None else claimed[0].epsilon
+    asked = None if asked is None or claimed[0].epsilon > asked * (1 + 1e-6) else asked
+    budget = claimed[0].epsilon if asked is None else asked
     own = Promise(
         charge=person, delta=limit.delta, budget=budget, stated=asked is not None, guarantees=claimed,
         rows=tuple((place, 0.0, _as_person(tally, most)) for place, _, tally in rows),
         forecast=tuple((place, _as_person(tally, most)) for place, tally in forecast), **common,
     )  # fmt: skip
     return [own, record] if asked is not None else [record, own]
+
+
+def _stated_for_people(training: Training) -> float | None:
+    """The ε per person that the training was asked for, as its options have it; the ledger holds the noise alone."""
+    path = training.path / "options.json"
+    try:
+        stated = json.loads(read_file(path))["config"].get("person_epsilon")
+    except FileNotFoundError:  # made from Python
+        return None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptState(f"{path} cannot be read ({error}); restore it from a backup") from None
+    return float(stated) if isinstance(stated, int | float) and 0 < stated < math.inf else None
 
 
 def _claim(charge: Charge, limit: Budget, terms: Terms, finished: bool) -> tuple[Guarantee, ...]:
