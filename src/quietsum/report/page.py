@@ -212,7 +212,7 @@ def _curves(values: Mapping[str, Any]) -> Iterable[str]:
     chart = curve(values)
     number = 0
     if chart is not None:
-        yield "<h2>What each round cost</h2>"
+        yield f"<h2>What each {escape(chart.x_label)} cost</h2>"
         planned = _planned(values)
         spent = Series(label=f"spent: {shown(chart.series[0].points[-1][1])}", points=chart.series[0].points)
         drawn = Chart(

@@ -105,7 +105,7 @@ def _registry(values: Mapping[str, Any]) -> str:
             ("data_source_type", "Static"), ("access_type", "Non-interactive"),
         ]),
         ("accounting", [
-            ("post_processing", "whatever is computed from the release alone costs nothing"),
+            ("post_processing", "functions of the release alone cost nothing"),
             ("composition", f"{values['accounting']} accounting of the whole plan; lifetimes of each data set are held "
                             "by a signed ledger"),
         ]),
