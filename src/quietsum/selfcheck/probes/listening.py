@@ -192,7 +192,7 @@ class Listener:
         return heard | filed
 
     def _read_files(self, before: dict[int, tuple[int, int]], opened: dict[str, bool]) -> tuple[dict[str, float], int]:
-        """What was written to files opened by the step, and to those that were open and have changed; and its length."""
+        """What was written to files opened by the step and to those that were open and have changed; its length."""
         heard: dict[str, float] = {}
         explained = 0
         for place, (path, added) in enumerate(list(opened.items())[:4]):
