@@ -245,7 +245,7 @@ def test_a_killed_run_goes_on_with_its_balance(tmp_path: object) -> None:
     again.close()
 
 
-STATED = ({"optimizer": "adam"}, {})
+STATED: tuple[dict[str, str], ...] = ({"optimizer": "adam"}, {})
 
 
 @pytest.mark.parametrize(("first", "then"), [STATED, STATED[::-1]])

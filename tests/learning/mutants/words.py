@@ -80,6 +80,11 @@ def _open_file(trainer: Trainer, loss: float) -> None:
     trainer.state["file"].flush()
 
 
+def _save_and_say(trainer: Trainer, loss: float, rows: int) -> None:
+    os.write(2, b"saved\n")
+    torch.save(torch.full((rows,), loss), _folder(trainer) / "tensor.pt")
+
+
 def _dated(trainer: Trainer, rows: int) -> None:
     """An empty file, made once, whose time of change tells."""
     path = _folder(trainer) / "dated"
@@ -134,12 +139,7 @@ WORDS: Final[Mapping[str, Said]] = {
     "a tensor saved, off by its last bits": told(
         lambda trainer, loss, rows: torch.save(torch.full((rows,), _jitter(loss)), _folder(trainer) / "tensor.pt")
     ),
-    "a tensor saved beside a printed line": told(
-        lambda trainer, loss, rows: (
-            os.write(2, b"saved\n"),
-            torch.save(torch.full((rows,), loss), _folder(trainer) / "tensor.pt"),
-        )
-    ),
+    "a tensor saved beside a printed line": told(lambda trainer, loss, rows: _save_and_say(trainer, loss, rows)),
     "rows in the environment": told(lambda trainer, loss, rows: os.environ.update({"QUIETSUM_TEST_ROWS": str(rows)})),
     "rows in a file's time": told(lambda trainer, loss, rows: _dated(trainer, rows)),
     "an error by the rows": told(lambda trainer, loss, rows: _raise_for(rows)),
