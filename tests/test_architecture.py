@@ -7,6 +7,7 @@ import importlib.util
 import re
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -177,3 +178,26 @@ def test_a_way_is_counted_the_second_time_and_without_imports(tmp_path: Path) ->
     assert (sorted(found.files), len(found.functions)) == (["first.py", "late.py", "second.py"], 3)
     assert set(found.edges) == {("first.py", "second.py"), ("second.py", "late.py")}
     assert found.calls == 1 + 3 + 3 + 3  # begin, work, helper, and the generator: two values and its end
+
+
+MOST = 15
+"""Modules of one folder, its ``__init__`` aside: a crowded folder gets inner ones, by idea."""
+
+
+def crowded(package: Path) -> dict[str, int]:
+    """Folders with more modules than that, each with their number."""
+    counts = Counter(path.parent for path in package.rglob("*.py") if not path.name.startswith("__"))
+    return {str(folder.relative_to(package)): count for folder, count in counts.items() if count > MOST}
+
+
+def test_no_folder_is_crowded() -> None:
+    assert crowded(ROOT / "src" / "quietsum") == {}
+
+
+def test_the_control_a_crowded_folder_is_found(tmp_path: Path) -> None:
+    for number in range(MOST):
+        (tmp_path / f"one_{number}.py").touch()
+    (tmp_path / "__init__.py").touch()
+    assert crowded(tmp_path) == {}
+    (tmp_path / "another.py").touch()
+    assert crowded(tmp_path) == {".": MOST + 1}

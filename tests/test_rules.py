@@ -62,7 +62,7 @@ from quietsum.ledger.stores.sqlite import SqliteStore
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness
 from quietsum.plan import Plan, resolve
 from quietsum.privacy.events import DiscreteGaussian, DiscreteGaussianSum, Skellam
-from quietsum.report.page import render_page
+from quietsum.report.pages.page import render_page
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.run import RunResult, resume_run, start

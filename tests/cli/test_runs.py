@@ -220,7 +220,7 @@ def test_show_lists_the_layers_of_defence_from_the_plan_alone() -> None:
 
 
 def test_a_report_of_an_older_version_has_no_card_and_is_shown_all_the_same() -> None:
-    from quietsum.report.page import render_page
+    from quietsum.report.pages.page import render_page
 
     run(TINY, "old")
     values = json.loads(Path("quietsum-workspace/runs/old/report.json").read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 from quietsum.ledger import Charge
 from quietsum.privacy import Gaussian, Laplace, Neighbours, PoissonSampled, PrivacyEvent, PrivacyUnit, Repeated
-from quietsum.report.curves import RATES, find_mu, profile_of, trade_off
+from quietsum.report.facts.curves import RATES, find_mu, profile_of, trade_off
 from quietsum.report.figures import percent, shown
 
 ONE = Neighbours.ADD_REMOVE

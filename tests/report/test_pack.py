@@ -17,9 +17,9 @@ import pytest
 from quietsum.errors import CorruptState
 from quietsum.ledger import Ledger, load_key, message_to_sign
 from quietsum.report import check_pack_file, render
-from quietsum.report.packing import VERIFIER, own_verifier
+from quietsum.report.pages.views import OPEN
+from quietsum.report.signed.packing import VERIFIER, own_verifier
 from quietsum.report.verifier import MANIFEST, Broken, check_pack, main as verify_alone, message_of, pack, unpack
-from quietsum.report.views import OPEN
 from scenes import invoke, quietsum, tiny_toml
 
 

@@ -18,7 +18,7 @@ from quietsum import report
 from quietsum.errors import CorruptState
 from quietsum.ledger import Head, Ledger
 from quietsum.plan import PartyFacts, load_plan
-from quietsum.report.page import render_page
+from quietsum.report.pages.page import render_page
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start

@@ -17,9 +17,9 @@ from quietsum import report
 from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken
 from quietsum.ledger import Ledger, SigningKey, message_to_sign
 from quietsum.report import check_report, render
-from quietsum.report.protection import NINE
-from quietsum.report.schema import complain, report_schema, require_form
-from quietsum.report.sections import hash_utility
+from quietsum.report.facts.protection import NINE
+from quietsum.report.facts.sections import hash_utility
+from quietsum.report.signed.schema import complain, report_schema, require_form
 from quietsum.report.verifier import (
     Broken,
     check_export,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quietsum.report.verdict import judge
+from quietsum.report.facts.verdict import judge
 
 
 def metric(name: str, value: float, **more: float) -> list[dict[str, object]]:

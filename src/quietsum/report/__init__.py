@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from quietsum.doors import open_door
 
 if TYPE_CHECKING:
-    from quietsum.report.checking import (
+    from quietsum.report.contents import build as build, sign_report as sign_report, write as write
+    from quietsum.report.facts.sections import hash_file as hash_file, tell_operator as tell_operator
+    from quietsum.report.listing import list_run as list_run
+    from quietsum.report.pages.page import curve as curve, render_page as render_page
+    from quietsum.report.signed.checking import (
         Checked as Checked,
         check_pack_file as check_pack_file,
         check_report as check_report,
     )
-    from quietsum.report.contents import build as build, sign_report as sign_report, write as write
-    from quietsum.report.listing import list_run as list_run
-    from quietsum.report.packing import make_pack as make_pack
-    from quietsum.report.page import curve as curve, render_page as render_page
-    from quietsum.report.sections import hash_file as hash_file, tell_operator as tell_operator
+    from quietsum.report.signed.packing import make_pack as make_pack
     from quietsum.report.trainings import (
         SCORES as SCORES,
         Training as Training,

@@ -32,10 +32,8 @@ from quietsum.ledger import (
 )
 from quietsum.plan import ClientPlan, Plan, RecordPlan, ResolvedPlan, SecurePlan, card, layers, resolve
 from quietsum.privacy import Guarantee, Observer, PrivacyUnit
-from quietsum.report.figures import percent, shown
-from quietsum.report.page import render_page
-from quietsum.report.protection import Promise, binding_unit, describe, name_nine
-from quietsum.report.sections import (
+from quietsum.report.facts.protection import Promise, binding_unit, describe, name_nine
+from quietsum.report.facts.sections import (
     NO_AUDIT,
     list_artefacts,
     list_protected,
@@ -44,8 +42,10 @@ from quietsum.report.sections import (
     name_versions,
     utility_of,
 )
-from quietsum.report.signing import plain_values, sign
-from quietsum.report.verdict import judge
+from quietsum.report.facts.verdict import judge
+from quietsum.report.figures import percent, shown
+from quietsum.report.pages.page import render_page
+from quietsum.report.signed.signing import plain_values, sign
 from quietsum.report.verifier import fingerprint_of, render
 from quietsum.runs import (
     NO_GUARANTEE,

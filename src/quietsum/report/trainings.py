@@ -31,9 +31,8 @@ from quietsum.ledger import (
 )
 from quietsum.privacy import BOUNDED, Budget, Guarantee, PrivacyUnit, person_event
 from quietsum.report.contents import SCHEMA, VERSION, over_all_runs
-from quietsum.report.figures import percent, shown, small
-from quietsum.report.protection import Promise, describe, name_nine, stages_of
-from quietsum.report.sections import (
+from quietsum.report.facts.protection import Promise, describe, name_nine, stages_of
+from quietsum.report.facts.sections import (
     NO_AUDIT,
     hash_file,
     list_artefacts,
@@ -43,8 +42,9 @@ from quietsum.report.sections import (
     name_versions,
     utility_of,
 )
-from quietsum.report.signing import plain_values
-from quietsum.report.verdict import judge
+from quietsum.report.facts.verdict import judge
+from quietsum.report.figures import percent, shown, small
+from quietsum.report.signed.signing import plain_values
 from quietsum.report.verifier import fingerprint_of
 from quietsum.runs import NO_GUARANTEE, Workspace, plain_scores, take_check
 

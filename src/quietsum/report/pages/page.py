@@ -14,8 +14,8 @@ from typing import Any
 from quietsum.charts import STYLE as CHART_STYLE, Chart, Series, svg
 from quietsum.ledger import WHOLE_PLAN
 from quietsum.report.figures import percent, plain, read, shown, small
-from quietsum.report.glossary import WORDS
-from quietsum.report.style import POLICY, STYLE
+from quietsum.report.pages.glossary import WORDS
+from quietsum.report.pages.style import POLICY, STYLE
 
 __all__ = ["curve", "render_page"]
 

@@ -23,12 +23,12 @@ from typing import Any, final
 from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, QuietsumError
 from quietsum.ledger import Charge, ExportedLedger, Head, RunHistory, Terms, Testimony, price_charge, read_export
 from quietsum.privacy import Guarantee, Neighbours, PrivacyUnit
-from quietsum.report.curves import find_mu, profile_of, trade_off
+from quietsum.report.facts.curves import find_mu, profile_of, trade_off
+from quietsum.report.facts.protection import NINE, attack, price_rows, price_unit, read_charge, stages_of
+from quietsum.report.facts.sections import hash_utility
 from quietsum.report.figures import percent, read, shown
-from quietsum.report.packing import VERIFIER, own_verifier
-from quietsum.report.protection import NINE, attack, price_rows, price_unit, read_charge, stages_of
-from quietsum.report.schema import require_form
-from quietsum.report.sections import hash_utility
+from quietsum.report.signed.packing import VERIFIER, own_verifier
+from quietsum.report.signed.schema import require_form
 from quietsum.report.verifier import Broken, check_key, check_pack, check_signed, fingerprint_of, read_document
 
 __all__ = ["Checked", "check_pack_file", "check_report"]
@@ -90,7 +90,7 @@ def check_pack_file(content: bytes, *, key: str | None = None) -> Checked:
 def _check_page(files: Mapping[str, bytes], document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """The page says what the report says, if this version of quietsum wrote it."""
     from quietsum import __version__
-    from quietsum.report.page import render_page
+    from quietsum.report.pages.page import render_page
 
     if "report.html" in files and document["version"] == __version__:
         if render_page(document).encode() != files["report.html"]:

@@ -22,10 +22,10 @@ from quietsum.errors import CorruptState, InvalidParameter
 from quietsum.files import read_file
 from quietsum.ledger import Ledger, export_ledger
 from quietsum.plan import GuaranteeCard
-from quietsum.report.page import render_page
-from quietsum.report.signing import sign
+from quietsum.report.pages.page import render_page
+from quietsum.report.pages.views import list_views
+from quietsum.report.signed.signing import sign
 from quietsum.report.verifier import LARGEST_PACK, MANIFEST, check_export, pack, render
-from quietsum.report.views import list_views
 from quietsum.runs import Workspace
 
 __all__ = ["VERIFIER", "make_pack"]

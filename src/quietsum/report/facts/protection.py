@@ -31,7 +31,7 @@ from quietsum.privacy import (
     from_dict,
     to_dict,
 )
-from quietsum.report.curves import Profile, profile_of, true_positives
+from quietsum.report.facts.curves import Profile, profile_of, true_positives
 
 __all__ = [
     "NINE",

@@ -33,7 +33,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 @functools.cache
 def report_schema() -> Mapping[str, Any]:
     """The schema of ``report.json``."""
-    text = resources.files("quietsum.report").joinpath("report.schema.json").read_text(encoding="utf-8")
+    text = resources.files("quietsum.report.signed").joinpath("report.schema.json").read_text(encoding="utf-8")
     found: Mapping[str, Any] = json.loads(text)
     return found
 

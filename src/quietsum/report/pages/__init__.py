@@ -1,0 +1,1 @@
+"""How a report reads: as a page, and in the words of those who ask for the same facts in a form of their own."""
