@@ -71,7 +71,7 @@ class Lines(Protocol):
 def open_lines(path: Path, encoding: str = "utf-8") -> Iterator[Lines]:
     """The text file at ``path``; a mark at its beginning is left out, and bytes that are no text become U+FFFD.
 
-    Guarantees: bytes of one line, whatever they are, change how no other line is read.
+    Guarantees: bytes of one line of any kind change how no other line is read.
     """
     if encoding == "utf-16":
         with path.open("rb") as file:
