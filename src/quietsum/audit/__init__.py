@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING
 from quietsum.doors import open_door
 
 if TYPE_CHECKING:
+    from quietsum.audit.evidence import Evidence as Evidence, Power as Power, forecast_power as forecast_power
     from quietsum.audit.shares import bound_share as bound_share
+    from quietsum.audit.trainings import AUDIT as AUDIT, audit_training as audit_training, read_audit as read_audit
+    from quietsum.audit.verdict import (
+        CanaryAudit as CanaryAudit,
+        CanaryClaim as CanaryClaim,
+        Conclusion as Conclusion,
+        judge_canaries as judge_canaries,
+    )
 else:
     __getattr__, __dir__, __all__ = open_door(__name__)

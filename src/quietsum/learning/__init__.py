@@ -12,6 +12,12 @@ from quietsum.doors import open_door
 
 if TYPE_CHECKING:
     from quietsum.learning.callbacks import EarlyStopping as EarlyStopping, StopTraining as StopTraining
+    from quietsum.learning.canaries.record import (
+        Canaries as Canaries,
+        CanaryRecord as CanaryRecord,
+        choose_canaries as choose_canaries,
+        read_canaries as read_canaries,
+    )
     from quietsum.learning.checks.before_training import while_checking as while_checking, wrap_task as wrap_task
     from quietsum.learning.checks.numpy_step import (
         CheckedDescent as CheckedDescent,

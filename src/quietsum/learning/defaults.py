@@ -150,7 +150,11 @@ class Balance:
     """Noisy counts of the classes, and what follows from them: weights of records, and a shift of the scores.
 
     Guarantees: everything but :meth:`one_hot` is a function of released counts and public numbers.
+    ``marks`` is the place of a batch's part that is above 0 for rows that are no records: canaries of an audit. They
+    are not counted, and weigh 1.
     """
+
+    marks: int | None = None
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
@@ -160,6 +164,8 @@ class Balance:
     def one_hot(self, batch: Batch) -> Tensor:
         """How many records of each class the batch holds. Private: one record moves one number by 1."""
         labels = batch[1].to(torch.int64)
+        if self.marks is not None:
+            labels = labels[batch[self.marks] == 0]
         known = torch.where((labels >= 0) & (labels < self.classes), labels, self.classes)
         return torch.bincount(known, minlength=self.classes + 1).to(torch.float64)
 
@@ -183,6 +189,8 @@ class Balance:
             return [(1.0, batch)]
         labels = batch[1].to(torch.int64)
         known = (labels >= 0) & (labels < self.classes)
+        if self.marks is not None:
+            known &= batch[self.marks] == 0
         of_rows = torch.where(known, weights.to(labels.device)[labels.clamp(0, self.classes - 1)], 1.0)
         found = []
         for weight in sorted(set(weights.tolist()) | {1.0}):

@@ -24,7 +24,7 @@ from torch import nn
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.learning.engines.batch_mixing import NORMS, keep_unchanged, what_mixes, what_remembers
 from quietsum.learning.engines.protocol import Batch, Loss, losses_of
-from quietsum.learning.rows.records import MADE_UP_ROWS, LabelsOutOfRange, Records
+from quietsum.learning.rows.records import MADE_UP_ROWS, LabelsOutOfRange, MadeUpRows, Records
 from quietsum.learning.step import PrivateStep, cross_entropy
 
 __all__ = ["rehearse_large", "rehearse_model", "rehearse_step", "scoring", "training"]
@@ -125,7 +125,7 @@ def _refuse_memory(model: nn.Module, loss: Loss, rows: Batch) -> None:
         raise InvalidParameter("model", f"{type(model).__name__}: {found}", problem, remedy)
 
 
-def rehearse_step(step: PrivateStep, records: Records, device: torch.device) -> None:
+def rehearse_step(step: PrivateStep, records: MadeUpRows, device: torch.device) -> None:
     """Try the step's engine on made-up rows, one of them and several, and let it say aloud what it cannot do.
 
     In training a row that raises is silent, so a model that always raises would be trained on noise alone. The model of
@@ -155,7 +155,7 @@ def rehearse_step(step: PrivateStep, records: Records, device: torch.device) -> 
 def rehearse_large(
     model: nn.Module,
     loss: Loss,
-    records: Records,
+    records: MadeUpRows,
     device: torch.device,
     *,
     expected_batch: float,

@@ -243,6 +243,11 @@ class TrainingBooks:
         return self.folder / "model.safetensors"
 
     @property
+    def canaries(self) -> Path:
+        """The folder of what an audited training keeps of its canaries."""
+        return self.folder / "canaries"
+
+    @property
     def ledger(self) -> Ledger:
         """The open ledger."""
         assert self._ledger is not None

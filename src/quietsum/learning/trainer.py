@@ -29,6 +29,8 @@ from quietsum.alerts import Alerts, BudgetFact, Subject
 from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, QuietsumError
 from quietsum.failpoints import reach
 from quietsum.learning.callbacks import EarlyStopping, Screen, StopTraining, as_callbacks
+from quietsum.learning.canaries.carrying import Carrier, refuse_canaries
+from quietsum.learning.canaries.record import Canaries, CanaryRecord
 from quietsum.learning.checks.before_training import check_step
 from quietsum.learning.config import PrivacyConfig, TrainingSchedule, plan_training
 from quietsum.learning.defaults import (
@@ -140,7 +142,8 @@ class PrivateTrainer:
     for models that passed the long one. ``same_rows`` says why records that are known in this workspace under another
     name have a budget of their own; without it they are refused (:mod:`quietsum.ledger.fingerprints`). ``alerts`` hears
     of budgets, and of scores that get worse or are no better than chance (:class:`quietsum.alerts.Alerts`); it is its
-    owner's to close. ``rng`` is for tests.
+    owner's to close. With ``audit`` the training carries canaries, made-up records that change neither the model's law
+    nor what it costs, and :attr:`canaries` is what :func:`quietsum.audit.judge_canaries` goes by. ``rng`` is for tests.
 
     What is raised before the first charge speaks to the holder of the data. One such error knows a record: labels that
     are no classes of the model (:class:`~quietsum.learning.rows.records.LabelsOutOfRange`). It says neither which nor
@@ -167,6 +170,7 @@ class PrivateTrainer:
         check_labels: bool = True,
         same_rows: str = "",
         alerts: Alerts | None = None,
+        audit: Canaries | None = None,
         rng: RandomSource | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -203,6 +207,11 @@ class PrivateTrainer:
         self._selfcheck, self._check_labels, self._same_rows = selfcheck, check_labels, same_rows
         self._every = 1 if checkpoint_every is None else whole_number("checkpoint_every", checkpoint_every, 1)
         self._every_stated = checkpoint_every is not None
+        if audit is not None and not isinstance(audit, Canaries):
+            remedy = "pass audit=Canaries(), or Canaries(count=500)"
+            raise InvalidParameter("audit", type(audit).__name__, "is no Canaries", remedy)
+        self._audit = audit
+        self._carrier: Carrier | None = None
 
     # ------------------------------------------------------------------------------------------- training
 
@@ -386,9 +395,14 @@ class PrivateTrainer:
         open_choice = learning_rate is None and optimizer is None and not opened.descends
         if self.config.max_records is not None:
             check_person(plan, size=self.config.max_records, declared=self.config.public_size is not None)
+        carrier = self._make_carrier(plan)
         with training(self.model):
-            step = build_step(self.model, self.loss, self.config, plan, self._rng)
-            rehearse_step(step, records, self._device)
+            if carrier is None:
+                step = build_step(self.model, self.loss, self.config, plan, self._rng)
+                rehearse_step(step, records, self._device)
+            else:
+                step = build_step(carrier.model, carrier.loss, self.config, plan, self._rng)
+                rehearse_step(step, carrier.rows(records), self._device)
             if open_choice and self.config.clipping != "adaptive" and count_survey_steps(plan.steps):
                 self._balance = make_balance(self.model, records, self._device)
             self._find_bias(records)
@@ -407,12 +421,18 @@ class PrivateTrainer:
                 self._every = max(1, plan.epochs // 20)
             size = sum(parameter.numel() for parameter in self._parameters)
             drawn = size if self._balance is None else max(size, len(self._balance.counts))
+            audit = {} if carrier is None else {
+                "audit": {"canaries": carrier.count, "more": carrier.find_more(step, plan)}
+            }  # fmt: skip
             self._books = TrainingBooks(
                 self._workspace, self._run, plan, failure_per_step=step.mechanism.failure(drawn),
-                details={**self.config.frozen(), "optimizer": _name_rule(optimizer), "parameters": size}, **self._names,
+                details={**self.config.frozen(), "optimizer": _name_rule(optimizer), "parameters": size, **audit},
+                **self._names,
             )  # fmt: skip
             try:
                 charged = self._books.open(resume=resume, allowed=lambda ledger: self._look_at(records, ledger))
+                if carrier is not None:
+                    carrier.keep_in(self._books.canaries, self._run, resume=resume)
                 if resume:
                     self._restore(step, charged)
                     self._find_bias(records)
@@ -420,8 +440,17 @@ class PrivateTrainer:
                 self.close()
                 raise
         self._chosen = f"{_name_rule(optimizer)}; " + _describe(plan, self.config, balanced=self._balance is not None)
-        step.balance = self._balance
+        if self._balance is not None and carrier is not None:
+            self._balance.marks = 2  # behind inputs and class
+        step.balance, self._carrier = self._balance, carrier
         self._step, self._spending = step, Spending(plan, charged, self._books)
+
+    def _make_carrier(self, plan: TrainingSchedule) -> Carrier | None:
+        """The canaries of an audited training; None for any other."""
+        if self._audit is None:
+            return None
+        refuse_canaries(self.config, plan)
+        return Carrier(self._audit, self.model, self.loss, plan, rng=self._rng)
 
     def _find_bias(self, records: Records) -> None:
         """Find, from made-up rows, where the classes' own shares go back into the scores of a balanced model."""
@@ -473,9 +502,11 @@ class PrivateTrainer:
             raise QuietsumError("the step is not the one that was planned and charged; this is a fault of quietsum")
         rate, first = self._rate(learning_rate), spending.charged - count
         asked = 0 if self._balance is None else count_survey_steps(spending.plan.steps)
+        carried = None if self._carrier is None else self._carrier.rows(records)
         for number in range(first, first + count):
             self._screen.step()
-            batch = records.batch(step.sample(len(records)), self._device)
+            drawn = step.sample(len(records) if carried is None else len(carried))
+            batch = (records if carried is None else carried).batch(drawn, self._device)
             if number < asked and self._balance is not None:
                 step.survey(batch)
                 if number == asked - 1:
@@ -483,7 +514,10 @@ class PrivateTrainer:
                 reach("train:step")
                 continue
             variance = step.mechanism.variance / step.expected_batch**2
-            self._optimizer.step(step.gradient(batch), learning_rate=rate(number), noise_variance=variance)
+            released: Sequence[Tensor] = step.gradient(batch)
+            if self._carrier is not None and carried is not None:
+                released = self._carrier.take(step, number, carried.coordinates(drawn), released)
+            self._optimizer.step(released, learning_rate=rate(number), noise_variance=variance)
             if self._averages is not None:
                 self._averages.take()
             reach("train:step")
@@ -495,6 +529,8 @@ class PrivateTrainer:
             reach("train:committed")
             write_checkpoint(self._books.checkpoint, self._parts(), {**self._about(), "clip": step.sensitivity})
             reach("train:checkpointed")
+        if self._carrier is not None:
+            self._carrier.end_chunk()
 
     def _report_epoch(self, val_loader: Iterable[Any] | None, val_name: str) -> Epoch:
         assert self._spending is not None and self._step is not None
@@ -568,6 +604,11 @@ class PrivateTrainer:
         if self._balance is None or self._balance.weights is None:
             return self._chosen
         return f"{self._chosen}; weights of the classes {[round(w, 4) for w in self._balance.weights.tolist()]}"
+
+    @property
+    def canaries(self) -> CanaryRecord | None:
+        """What was recorded of the canaries of an audited training; None for any other."""
+        return None if self._carrier is None else self._carrier.record()
 
     def guarantee(self) -> Guarantee:
         """What may be said about the model: the cost of the whole plan, however much of it ran."""

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
         Twin as Twin,
     )
     from quietsum.selfcheck.report import CheckReport as CheckReport, CheckVerdict as CheckVerdict, Finding as Finding
+    from quietsum.selfcheck.statistics import (
+        binomial_p as binomial_p,
+        kolmogorov_p as kolmogorov_p,
+        normal_p as normal_p,
+        spread_p as spread_p,
+    )
     from quietsum.selfcheck.suite import TESTS as TESTS, one_step as one_step, run_selfcheck as run_selfcheck
 else:
     __getattr__, __dir__, __all__ = open_door(__name__)

@@ -77,6 +77,12 @@ PeopleOption = Annotated[
     int | None,
     typer.Option("--max-records", metavar="K", help="Records of one person, at most.", show_default=False),
 ]
+AuditOption = Annotated[
+    int | None,
+    typer.Option(
+        "--audit", metavar="N", help="Carry N canaries for quietsum audit; 500 are usual.", show_default=False
+    ),
+]
 
 
 def train(
@@ -92,6 +98,7 @@ def train(
     engine: EngineOption = None,
     noise: NoiseModeOption = None,
     fix: FixOption = False,
+    audit: AuditOption = None,
     same_rows: opt.SameRowsOption = "",
     workspace: opt.WorkspaceOption = None,
     resume: ResumeOption = None,
@@ -115,7 +122,7 @@ def train(
             "--task": task, "--epsilon": epsilon, "--delta": delta, "--epochs": epochs, "--batch-size": batch_size,
             "--learning-rate": learning_rate, "--max-grad-norm": max_grad_norm, "--max-records": max_records,
             "--person-epsilon": person_epsilon,
-            "--engine": engine, "--noise": noise, "--fix": fix or None,
+            "--engine": engine, "--noise": noise, "--fix": fix or None, "--audit": audit,
         }  # fmt: skip
         given = [name for name, value in typed.items() if value is not None]
         if given:
@@ -136,6 +143,7 @@ def train(
                 "epsilon": epsilon, "delta": delta, "epochs": epochs, "batch_size": batch_size,
                 "max_grad_norm": max_grad_norm, "max_records": max_records, "person_epsilon": person_epsilon,
             },
+            **({} if audit is None else {"audit": audit}),
         }  # fmt: skip
     return _go(trainable_task(chosen["task"]), chosen, place, workspace, resume, as_json, same_rows)
 
@@ -150,7 +158,7 @@ def _go(
     same_rows: str = "",
 ) -> int:
     from quietsum.alerts import Alerts
-    from quietsum.learning import PrivacyConfig, PrivateTrainer, fix_batch_norm, uncovered_norms
+    from quietsum.learning import Canaries, PrivacyConfig, PrivateTrainer, fix_batch_norm, uncovered_norms
     from quietsum.runs import new_name
 
     _check_ledger(place)
@@ -174,12 +182,14 @@ def _go(
     trainer = PrivateTrainer(
         model, config, loss=work.loss, workspace=place.path, run=run, dataset=work.name, public=work.public,
         metrics=lambda trained: work.evaluate(trained).values, watch=screen.saw, same_rows=same_rows,
-        alerts=alerts,
+        alerts=alerts, audit=None if chosen.get("audit") is None else Canaries(count=chosen["audit"]),
     )  # fmt: skip
     if not as_json:
         print(textwrap.fill(f"{printable(work.title)}: {work.size} records; scores stand on {where}", 80))
         if work.public:
             print(textwrap.fill(f"No lifetime budget is used: {work.public}.", 80))
+        if chosen.get("audit") is not None:
+            _print_canaries(chosen["audit"], work.size)
         print(f"run {run}" + (" goes on after its last checkpoint" if resume else ""))
     if config.noise == "secure" and (told := uncovered_norms(model)):
         print(textwrap.fill(f"warning: {told}", 80), file=sys.stderr)
@@ -205,6 +215,16 @@ def _go(
         if resume is None and trainer.plan is None:  # refused before it was opened: there is nothing to go on with
             _forget(place, run)
     return 0
+
+
+def _print_canaries(count: int, size: int) -> None:
+    """What canaries cost: half of them are in, each one more row."""
+    share = count / 2 / max(1, size)
+    text = f"For an audit it carries {count} canaries: about {100 * share:.1f} % more rows; ε stays what it is."
+    print(textwrap.fill(text, 80))
+    if share > 0.05:
+        fitting = f"{size // 10} would be at most a twentieth"
+        print(textwrap.fill(f"warning: that is more than a twentieth of the work; {fitting}", 80), file=sys.stderr)
 
 
 def _people(work: TorchTask, most: int | None) -> Any:
@@ -323,7 +343,8 @@ def _finish(
     for name, value in last.metrics.items():
         print(f"{name:<11} {value:.4f} on {where}")
     print(f"wrote {model}")
-    print_next(["ledger", "show", *([] if workspace is None else ["--workspace", workspace])])
+    place_option = [] if workspace is None else ["--workspace", workspace]
+    print_next(["ledger", "show", *place_option] if trainer.canaries is None else ["audit", run, *place_option])
 
 
 def _keep_scores(model: Path, scores: list[dict[str, Any]]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
 import torch
@@ -31,10 +31,20 @@ from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.learning.engines.protocol import Batch, Loss
 from quietsum.learning.rows.people import bound_people
 
-__all__ = ["LabelsOutOfRange", "Records", "RecordsOfOtherShapes", "bound_records"]
+__all__ = ["LabelsOutOfRange", "MadeUpRows", "Records", "RecordsOfOtherShapes", "bound_records"]
 
 MADE_UP_ROWS = 4  # of a made-up batch
 _LOOKED_AT = 64  # records whose shape is compared before training
+
+
+class MadeUpRows(Protocol):
+    """What a rehearsal asks of records: rows that belong to no person, and what was rehearsed with them."""
+
+    rehearsed: tuple[nn.Module, Loss] | None
+
+    def make_up(self, device: torch.device | None = None, count: int = MADE_UP_ROWS) -> Batch:
+        """Some rows of the right shape."""
+        ...
 
 
 @final

@@ -1,0 +1,340 @@
+"""Ten tests of a record of canaries against the mechanism that a run claims to be.
+
+Under the claim the residuals of the record, in units of the claimed noise,
+
+    s = (y − b) / σ
+
+are standard normal and independent, for any draws b, and the draws are independent coins of chance q for each
+canary that is in. So each test below has an exact null law, or one with a proven bound, and a threshold of 1e-7 means
+that. All together accuse a correct run at most once in a million (Bonferroni).
+
+    noise           Σ s² is χ² with as many degrees as there are numbers
+    contribution    Σ b s/σ over √(Σ b/σ²) is standard normal: a canary that is drawn adds C, neither less nor more
+    absent          Σ s over √n of those not drawn is standard normal: who is not drawn adds nothing
+    draws           how often canaries were drawn is binomial
+    once an epoch   so is, for Poisson draws, how many were drawn exactly once in 1/q steps; shuffled ones all are
+    together        so is the number of steps that drew a usual number of canaries; joint draws draw all or none
+    replay          the signs of s in one step and the next agree as a fair coin does, and with those an epoch before;
+    neighbours      as do the signs in one coordinate and the next. Noise that repeats agrees with itself
+    shape           the largest gap to the normal distribution function g has P ≤ 2 exp(−2 n g²)
+                    (Dvoretzky, Kiefer, Wolfowitz 1956 with Massart's constant, 1990)
+
+:func:`find_power` states for the same tests and the same threshold the smallest fault that each would have found in
+nine runs of ten.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from quietsum.errors import CorruptState
+from quietsum.learning import CanaryRecord
+from quietsum.selfcheck import binomial_p, kolmogorov_p, normal_p, spread_p
+
+__all__ = ["FALSE_ALARM", "POWER", "Evidence", "Power", "find_power", "forecast_power", "look_at_record"]
+
+FALSE_ALARM = 1e-6
+"""The chance that an audit accuses a correct run."""
+TESTS = 10
+LEVEL = FALSE_ALARM / TESTS
+POWER = 0.9
+_Z = float(-special.ndtri(LEVEL / 2))
+_Z_POWER = float(special.ndtri(POWER))
+
+Floats = NDArray[np.float64]
+Pairs = tuple[NDArray[np.intp], NDArray[np.intp]]
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """One test: what was measured, how probable that is under the claim, and what it means if it is not."""
+
+    name: str
+    found: str
+    p: float
+    lesson: str
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the claim cannot be."""
+        return self.p < LEVEL
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**dataclasses.asdict(self), "contradicts": self.contradicts}
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Power:
+    """What an audit finds of one kind of fault.
+
+    ``smallest`` is the smallest size that it finds in nine runs of ten, as a share; above 1 it finds none. A fault
+    without sizes has ``chance`` instead, that of being found. ``must`` says that an audit that would have missed it is
+    inconclusive.
+    """
+
+    fault: str
+    smallest: float | None = None
+    chance: float | None = None
+    must: float | None = None
+
+    @property
+    def enough(self) -> bool:
+        """Whether the audit finds what every audit must find."""
+        if self.must is None:
+            return True
+        if self.chance is not None:
+            return self.chance >= self.must
+        return self.smallest is not None and self.smallest <= self.must
+
+    @property
+    def sentence(self) -> str:
+        """The fault with its size."""
+        if self.chance is not None:
+            return f"{self.fault}, in {math.floor(1000 * self.chance) / 10:g} % of runs"
+        if self.smallest is None or self.smallest > 1:
+            return f"{self.fault}: not by any share"
+        return f"{self.fault}: by {math.ceil(1000 * self.smallest) / 10:g} % or more"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "fault": self.fault, "smallest": self.smallest, "chance": self.chance, "enough": self.enough,
+            "sentence": self.sentence,
+        }  # fmt: skip
+
+
+def look_at_record(record: CanaryRecord, *, noise: Floats, rate: float) -> tuple[Evidence, ...]:
+    """The ten tests. ``noise`` is the claimed σ of each recorded step in units of the clip, ``rate`` the claimed q."""
+    _require_fit(record, noise)
+    drawn = record.drawn
+    residuals = record.released.astype(np.float64) - drawn
+    scores = residuals / noise[:, None]
+    return (
+        _noise(scores), _contribution(residuals, drawn, noise), _absent(scores, drawn),
+        *_draws(record, rate), *_repeats(record, scores, rate), _shape(scores),
+    )  # fmt: skip
+
+
+def _require_fit(record: CanaryRecord, noise: Floats) -> None:
+    if len(noise) != len(record.steps) or not (noise > 0).all():
+        raise CorruptState("the record of canaries and the plan do not fit together; restore them from a backup")
+
+
+def _noise(scores: Floats) -> Evidence:
+    small, large = spread_p(scores)
+    measured = math.sqrt(float(np.mean(np.square(scores)))) if scores.size else math.nan
+    return Evidence(
+        name="noise", p=min(1.0, 2 * min(small, large)),
+        found=f"the noise is {measured:.4f} times what the claim says, over {scores.size:,} numbers",
+        lesson="the noise added is not the noise claimed; ε is that of the noise that was added",
+    )  # fmt: skip
+
+
+def _contribution(residuals: Floats, drawn: NDArray[np.bool_], noise: Floats) -> Evidence:
+    weights = drawn / np.square(noise)[:, None]
+    total = float(weights.sum())
+    shift = float((residuals * weights).sum())
+    part = 1 + shift / total if total else math.nan
+    return Evidence(
+        name="contribution", p=normal_p(shift / math.sqrt(total)) if total else 1.0,
+        found=f"a canary that is drawn adds {part:.4f} of the clip bound, over {int(drawn.sum()):,} draws",
+        lesson="a record does not add what the clip promises: the clip is not per record, or the sensitivity is wrong",
+    )  # fmt: skip
+
+
+def _absent(scores: Floats, drawn: NDArray[np.bool_]) -> Evidence:
+    others = scores[~drawn]
+    mean = float(others.mean()) if others.size else math.nan
+    return Evidence(
+        name="absent", p=normal_p(mean * math.sqrt(others.size)) if others.size else 1.0,
+        found=f"where no canary was drawn the mean is {mean:+.5f} of the noise, over {others.size:,} numbers",
+        lesson="something else moves the canaries' coordinates, or a canary counts where it was not drawn",
+    )  # fmt: skip
+
+
+def _draws(record: CanaryRecord, rate: float) -> tuple[Evidence, ...]:
+    inside = record.drawn[:, record.included]
+    steps, canaries = inside.shape
+    count = int(inside.sum())
+    windows = _windows(record, rate)
+    once = int(sum((inside[one].sum(0) == 1).sum() for one in windows))
+    chance = _once(rate)
+    low, high, usual = _usual(canaries, rate)
+    per_step = inside.sum(1)
+    within = int(((low <= per_step) & (per_step <= high)).sum())
+    trials = len(windows) * canaries
+    return (
+        Evidence(
+            name="draws", p=binomial_p(count, steps * canaries, rate),
+            found=f"canaries were drawn {_per(count, steps * canaries)} of the time, where the rate is {rate:.5g}",
+            lesson="batches are not drawn at the rate that amplification was claimed for",
+        ),
+        Evidence(
+            name="once an epoch", p=binomial_p(once, trials, chance),
+            found=f"{_per(once, trials)} were drawn exactly once in an epoch, where coins give {chance:.4f}",
+            lesson="batches are not drawn by independent coins: shuffled batches take every record once an epoch",
+        ),
+        Evidence(
+            name="together", p=binomial_p(within, steps, usual),
+            found=f"{_per(within, steps)} of steps drew {low} to {high} canaries, where coins give {usual:.4f}",
+            lesson="records are drawn together or by turns, not each by a coin of its own",
+        ),
+    )  # fmt: skip
+
+
+def _per(count: int, trials: int) -> str:
+    return f"{count / trials:.4f}" if trials else "none"
+
+
+def _windows(record: CanaryRecord, rate: float) -> list[slice]:
+    """Epochs, 1/q steps each, of which every step was recorded."""
+    length = max(1, round(1 / rate))
+    found, steps = [], record.steps
+    starts = np.flatnonzero(steps % length == 0)
+    for start in starts.tolist():
+        end = start + length
+        if end <= len(steps) and steps[end - 1] - steps[start] == length - 1:
+            found.append(slice(start, end))
+    return found
+
+
+def _once(rate: float) -> float:
+    """The chance that a coin of chance q falls exactly once in 1/q throws."""
+    length = max(1, round(1 / rate))
+    return float(length * rate * (1 - rate) ** (length - 1))
+
+
+def _usual(canaries: int, rate: float) -> tuple[int, int, float]:
+    """The middle half of a binomial law: from, to, and its exact chance."""
+    counts = np.arange(canaries + 1, dtype=np.float64)
+    upto = special.bdtr(counts, canaries, rate) if rate < 1 else (counts >= canaries).astype(np.float64)
+    low, high = int(np.searchsorted(upto, 0.25)), int(np.searchsorted(upto, 0.75))
+    low, high = min(low, canaries), min(high, canaries)
+    return low, high, float(upto[high] - (upto[low - 1] if low else 0.0))
+
+
+def _repeats(record: CanaryRecord, scores: Floats, rate: float) -> tuple[Evidence, ...]:
+    signs = scores > 0
+    epoch = max(2, round(1 / rate))
+    return (
+        _agree("replay", signs, _apart(record, 1), "the step before"),
+        _agree("replay later", signs, _apart(record, epoch), f"{epoch} steps before"),
+        _count_agreement(
+            "neighbours", int((signs[:, 1:] == signs[:, :-1]).sum()), signs[:, 1:].size, "the coordinate beside it"
+        ),
+    )  # fmt: skip
+
+
+def _apart(record: CanaryRecord, lag: int) -> Pairs:
+    """Places of steps that are ``lag`` apart."""
+    where = np.searchsorted(record.steps, record.steps - lag)
+    there = (where < len(record.steps)) & (record.steps[np.minimum(where, len(where) - 1)] == record.steps - lag)
+    later = np.flatnonzero(there)
+    return where[later], later
+
+
+def _agree(
+    name: str, signs: NDArray[np.bool_], pairs: tuple[NDArray[np.intp], NDArray[np.intp]], what: str
+) -> Evidence:
+    first, second = pairs
+    return _count_agreement(name, int((signs[first] == signs[second]).sum()), len(first) * signs.shape[1], what)
+
+
+def _count_agreement(name: str, count: int, trials: int, what: str) -> Evidence:
+    return Evidence(
+        name=name, p=binomial_p(count, trials, 0.5),
+        found=f"the noise has the sign of that of {what} {_per(count, trials)} of the time",
+        lesson="noise was used again: the difference of two releases has none left",
+    )  # fmt: skip
+
+
+def _shape(scores: Floats) -> Evidence:
+    gap, p = kolmogorov_p(scores) if scores.size else (0.0, 1.0)
+    return Evidence(
+        name="shape", p=p, found=f"the largest gap to the normal law is {gap:.5f}, over {scores.size:,} numbers",
+        lesson="the noise has another law than the one that was priced",
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------- power
+
+
+def find_power(record: CanaryRecord, *, noise: Floats, rate: float) -> tuple[Power, ...]:
+    """What the tests of this record would have found, given when its canaries were drawn."""
+    _require_fit(record, noise)
+    per_step = record.drawn.sum(1).astype(np.float64)
+    precise = np.square(1 / noise)
+    return _powers(
+        numbers=record.released.size, canaries=int(record.included.sum()),
+        windows=len(_windows(record, rate)), rate=rate,
+        information=float((per_step * precise).sum()), clipped=float(((per_step - np.sqrt(per_step)) * precise).sum()),
+        pairs=len(_apart(record, 1)[0]) * len(record.included),
+    )  # fmt: skip
+
+
+def forecast_power(*, canaries: int, steps: int, noise: float, rate: float) -> tuple[Power, ...]:
+    """What an audit of so many canaries, of which half are in, will find, before anything has run."""
+    inside = canaries // 2
+    counts = np.arange(inside + 1)
+    chances = np.diff(special.bdtr(counts.astype(float), inside, rate), prepend=0.0) if rate < 1 else counts == inside
+    lost = float((chances * (counts - np.sqrt(counts))).sum())
+    return _powers(
+        numbers=steps * canaries, canaries=inside, windows=steps // max(1, round(1 / rate)), rate=rate,
+        information=steps * inside * rate / noise**2, clipped=steps * lost / noise**2, pairs=(steps - 1) * canaries,
+    )  # fmt: skip
+
+
+def _powers(
+    *, numbers: int, canaries: int, windows: int, rate: float, information: float, clipped: float, pairs: int
+) -> tuple[Power, ...]:
+    """``information`` is Σ b/σ², and ``clipped`` how much of it a clip of the whole batch takes away.
+
+    Canaries have orthogonal gradients, so a batch that draws k of them and is clipped as a whole leaves 1/√k of each.
+    """
+    shift = (_Z + _Z_POWER) / math.sqrt(information) if information > 0 else None
+    batch = float(special.ndtr(clipped / math.sqrt(information) - _Z)) if information > 0 else 0.0
+    return (
+        Power(fault="less noise", smallest=_smaller_noise(numbers), must=0.5),
+        Power(fault="another contribution of a record", smallest=shift),
+        Power(fault="a clip of the whole batch", chance=batch, must=POWER),
+        Power(
+            fault="records drawn once an epoch, as by shuffling", must=1.0 if rate < 1 else None,
+            smallest=_rise(windows * canaries, _once(rate)),
+        ),
+        Power(fault="noise used again in the next step", smallest=_rise(pairs, 0.5)),
+    )  # fmt: skip
+
+
+def _smaller_noise(numbers: int) -> float | None:
+    """1 − f, where f² χ² falls below the lower threshold of χ² in nine runs of ten."""
+    if not numbers:
+        return None
+    threshold = 2 * float(special.gammaincinv(numbers / 2, LEVEL / 2))
+    return 1 - math.sqrt(threshold / (2 * float(special.gammaincinv(numbers / 2, POWER))))
+
+
+def _rise(trials: int, chance: float) -> float | None:
+    """The smallest share w so that Binomial(trials, chance + w (1 − chance)) is beyond the threshold; None if none."""
+    if not trials or chance >= 1:
+        return None
+    low, high = int(trials * chance), trials + 1
+    while high - low > 1:  # the smallest count that is too large to be
+        middle = (low + high) // 2
+        low, high = (low, middle) if float(special.bdtrc(middle - 1, trials, chance)) < LEVEL / 2 else (middle, high)
+    if high > trials:
+        return None
+    smallest, largest = 0.0, 1.0
+    for _ in range(50):
+        share = (smallest + largest) / 2
+        found = float(special.bdtrc(high - 1, trials, min(1 - 1e-15, chance + share * (1 - chance)))) >= POWER
+        smallest, largest = (smallest, share) if found else (share, largest)
+    return largest
