@@ -11,6 +11,8 @@ True
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import io
 import itertools
 import math
 import os
@@ -29,9 +31,11 @@ __all__ = [
     "Chart",
     "Series",
     "check_picture",
+    "check_picture_name",
     "decimals",
     "interval_svg",
     "number",
+    "png",
     "save",
     "save_picture",
     "show",
@@ -39,6 +43,7 @@ __all__ = [
     "terminal",
 ]
 
+_PRINTED = ("#0969da", "#bc4c00", "#8250df", "#1a7f37")
 _COLOURS = ("cyan", "yellow", "magenta", "green")
 
 
@@ -315,14 +320,25 @@ STYLE = """
 
 
 def save(chart: Chart, path: str) -> None:
-    """Write ``chart`` as SVG to a file, or to stdout for ``-``."""
-    save_picture(svg(chart), path)
+    """Write ``chart`` to a file, as PNG if it is named so, else as SVG; ``-`` is an SVG on stdout."""
+    save_picture(png(chart) if path.lower().endswith(".png") else svg(chart), path)
 
 
-def save_picture(picture: str, path: str) -> None:
-    """Write an SVG to a file, or to stdout for ``-``."""
+def check_picture_name(option: str, path: str | None) -> None:
+    """Raise InvalidParameter if ``path`` is named neither .svg nor .png, or a PNG cannot be drawn here."""
+    if path in (None, "-") or str(path).lower().endswith(".svg"):
+        return
+    if not str(path).lower().endswith(".png"):
+        raise InvalidParameter(option, path, "is named neither .svg nor .png", "a picture is one of these")
+    if importlib.util.find_spec("matplotlib") is None:
+        problem = "needs matplotlib, which is not installed"
+        raise InvalidParameter(option, path, problem, "name it .svg, or: pip install matplotlib")
+
+
+def save_picture(picture: str | bytes, path: str) -> None:
+    """Write a picture to a file, or an SVG to stdout for ``-``."""
     if path == "-":
-        sys.stdout.write(picture)
+        sys.stdout.write(str(picture))
         return
     try:
         write_output(Path(path), picture)
@@ -404,6 +420,37 @@ def svg(chart: Chart, *, width: int = 760, height: int = 440) -> str:
             dots = "".join(f"M{x + aside:.1f},{y:.1f}h0" for x, y in (at(*point) for point in line.points))
             parts.append(f'  <path class="line s{index % 4}" style="stroke-width: 9" d="{dots}"/>')
     return "\n".join([*parts, "</svg>", ""])
+
+
+def png(chart: Chart) -> bytes:
+    """``chart`` as a PNG, light, drawn by matplotlib."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.6, 4.4), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    styles = {"solid": "-", "dashed": "--", "dotted": ":"}
+    for index, line in enumerate(chart.series):
+        across, up = zip(*line.points, strict=True)
+        axes.plot(across, up, styles[line.dash], color=_PRINTED[index % 4], label=line.label, linewidth=2)
+        if line.bars:
+            reach = [[y - low for y, (low, _) in zip(up, line.bars, strict=True)],
+                     [high - y for y, (_, high) in zip(up, line.bars, strict=True)]]  # fmt: skip
+            axes.errorbar(across, up, yerr=reach, fmt="o", color=_PRINTED[index % 4], capsize=4)
+    if chart.limit is not None:
+        axes.axhline(chart.limit[1], color="#cf222e", linestyle="--", linewidth=1, label=chart.limit[0])
+    axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
+    if chart.x_scale.log:
+        axes.set_xscale("log")
+    if chart.y_scale.log:
+        axes.set_yscale("log")
+    axes.grid(visible=True, color="#d8dee4")
+    axes.legend()
+    if chart.note:
+        figure.supxlabel(chart.note, fontsize=8)
+    found = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(found)
+    return found.getvalue()
 
 
 def _legend(chart: Chart, left: int) -> list[str]:

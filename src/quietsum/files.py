@@ -271,8 +271,9 @@ def _hold(draft: Path) -> int | None:
     return handle
 
 
-def write_output(path: Path, text: str) -> None:
+def write_output(path: Path, content: str | bytes) -> None:
     """Write what a user asked to have in a file: as a whole if it is a file, straight into a device or a pipe."""
+    data = content.encode() if isinstance(content, str) else content
     try:
         kind = path.stat().st_mode
     except FileNotFoundError:
@@ -282,10 +283,10 @@ def write_output(path: Path, text: str) -> None:
     if stat.S_ISREG(kind):
         target = path.resolve() if path.is_symlink() else path
         kept = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
-        write_atomically(target, text.encode(), mode=kept, remedy="make room, or choose another place")
+        write_atomically(target, data, mode=kept, remedy="make room, or choose another place")
         return
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(data)
     except OSError as error:
         raise no_room(f"{path} cannot be written: {reason_of(error)}; choose another place", error) from None
 

@@ -88,7 +88,7 @@ def test_a_dash_writes_the_svg_and_nothing_else_to_stdout() -> None:
         (("-q", 0.1, "-T", 10, "-d", 1e-5), "noise_multiplier = None is missing"),
         (("-s", 1, "-T", 10, "-d", 1e-5), "sample_rate = None is missing"),
         (("-s", 1, "-q", 0.1, "-d", 1e-5), "steps = None is missing"),
-        ((*RUN, "-o", "picture.png"), "SVG"),
+        ((*RUN, "-o", "picture.gif"), "neither .svg nor .png"),
         ((*RUN, "-o", "no-such-folder/picture.svg"), "cannot be written"),
         ((*RUN, "--over", "noise", "--from", 3, "--to", 1), "swap"),
         ((*RUN, "--over", "delta", "--to", 2), "to = 2.0"),

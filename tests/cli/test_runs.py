@@ -24,6 +24,11 @@ MORE_NOISE = TINY.replace("epsilon = 2.0", "epsilon = 0.5").replace("rounds = 3"
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
+@pytest.fixture(autouse=True)
+def _a_page_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
 def run(text: str, name: str) -> None:
     Path("run.toml").write_text(text, encoding="utf-8")
     result = invoke("run", "run.toml", "--name", name)
@@ -183,10 +188,25 @@ def test_a_run_shown_with_another_workspaces_ledger_is_refused() -> None:
 
 def test_long_names_do_not_widen_the_page() -> None:
     run(TINY, "n" * 100)
-    for command in (("runs",), ("show",)):
-        text = invoke(*command).stdout
-        lines = [line for line in text.splitlines() if "quietsum-workspace/runs/" not in line and "show n" not in line]
-        assert max(len(line) for line in lines if "n" * 100 not in line) <= 80
+    text = invoke("show").stdout
+    lines = [line for line in text.splitlines() if "quietsum-workspace/runs/" not in line and "show n" not in line]
+    assert max(len(line) for line in lines if "n" * 100 not in line) <= 80
+
+
+def test_a_name_is_never_broken_and_a_pipe_gets_one_line_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["heart-20261116-142012-0eec", "n" * 100]
+    for name in names:
+        run(TINY, name)
+    for columns in ("40", "80", "200", None):
+        monkeypatch.delenv("COLUMNS", raising=False)
+        if columns is not None:
+            monkeypatch.setenv("COLUMNS", columns)
+        lines = invoke("runs").stdout.splitlines()
+        found = [line.split(None, 1) for line in lines if line.startswith(tuple(names))]
+        assert [name for name, _ in found] == names, columns
+        if columns is None:
+            assert [line.split()[0] for line in lines[:3]] == ["run", *names]
+            assert all("finished  3/3" in rest and "δ 0.001" in rest and "distance" in rest for _, rest in found)
 
 
 # --------------------------------------------------------------------------------------- the guarantee card

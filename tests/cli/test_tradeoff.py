@@ -75,7 +75,7 @@ def test_the_picture_alone_goes_to_stdout() -> None:
         (["--task", CLOUDS, "--tried", "0"], "at least 1"),
         (["--task", CLOUDS, "--delta", "2"], "between 0 and 1"),
         (["--task", CLOUDS, "--epochs", "0"], "at least 1"),
-        (["--task", CLOUDS, "--svg", "picture.png"], "is not named .svg"),
+        (["--task", CLOUDS, "--svg", "picture.gif"], "is named neither .svg nor .png"),
         (["--task", CLOUDS, "--svg", "-", "--json"], "both want stdout"),
     ],
 )

@@ -12,7 +12,7 @@ from sklearn import metrics
 
 from quietsum.errors import InvalidParameter
 from quietsum.tasks import Metrics
-from quietsum.tasks.scores import accuracy, average_precision, best_f1_threshold, dice, f1_score, roc_auc
+from quietsum.tasks.scores import accuracy, average_precision, best_f1_threshold, dice, f1_score, mean_auc, roc_auc
 
 
 @st.composite
@@ -33,6 +33,21 @@ def test_ranking_scores_are_those_of_scikit_learn(rows: tuple[NDArray[np.int64],
     assert average_precision(labels, scores) == pytest.approx(
         metrics.average_precision_score(labels, scores), abs=1e-12
     )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_mean_auc_is_that_of_scikit_learn_one_class_against_the_others(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    labels, scores = draw.permutation(np.arange(60) % 4), draw.random((60, 4)).round(1)
+    scores /= scores.sum(axis=1, keepdims=True)
+    expected = metrics.roc_auc_score(labels, scores, multi_class="ovr", average="macro")
+    assert mean_auc(labels, scores) == pytest.approx(expected, abs=1e-12)
+    assert mean_auc(labels % 2, scores[:, :2]) == roc_auc(labels % 2, scores[:, 1])
+
+
+def test_classes_without_rows_leave_the_mean_auc() -> None:
+    scores = np.array([[0.1, 0.9, 0.0], [0.9, 0.1, 0.0]])
+    assert mean_auc([1, 0], scores) == 1.0 and math.isnan(mean_auc([1, 1], scores))
 
 
 @given(labelled())

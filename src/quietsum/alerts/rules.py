@@ -171,7 +171,7 @@ class Course:
         return self._alert(
             AlertKind.BUDGET_LOW,
             Severity.NOTICE if first.planned else Severity.WARNING,
-            f"{_percent(share)} of {whose} ε = {first.epsilon:g} per {first.unit}{how}",
+            f"{_percent(share)} of {whose} ε = {math.ceil(first.epsilon * 1e4 - 1e-3) / 1e4:g} per {first.unit}{how}",
             round=first.round, subject_kind=first.subject_kind, subject=names,
             statistic=f"share of ε per {first.unit}", value=share, threshold=limit,
         )  # fmt: skip

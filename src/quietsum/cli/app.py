@@ -100,7 +100,7 @@ class Commands(TyperGroup):
                 print(error.format_message(), end="")
             else:
                 where = error.ctx.command_path if error.ctx else "quietsum"
-                code = _refuse(f"{error.format_message()} Try '{where} --help'.")
+                code = _refuse(f"{_say_once(error)}{_say_example(error)} Try '{where} --help'.")
         except _Complaint as error:
             code = _refuse(error.format_message())
         except (ArithmeticError, MemoryError) as error:
@@ -129,6 +129,22 @@ class Commands(TyperGroup):
         if standalone_mode:
             sys.exit(code)
         return code
+
+
+def _say_once(error: Any) -> str:
+    """The message of a wrong word. Click and typer each add what was meant, so it may stand there twice."""
+    message: str = error.format_message()
+    opening, meant, names = message.partition("Did you mean")
+    if meant:
+        message = f"{opening}{meant}{names.split('Did you mean')[0].rstrip()}"
+    return message
+
+
+def _say_example(error: Any) -> str:
+    """What a person who left the value of an option out most likely meant."""
+    if "'--resume' requires" in error.format_message():
+        return " Name the run, as in quietsum run --resume latest."
+    return ""
 
 
 def _in_own_code(error: BaseException) -> str:
@@ -171,7 +187,7 @@ app = typer.Typer(
     cls=Commands,
     name="quietsum",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},

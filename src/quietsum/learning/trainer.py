@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -110,9 +111,11 @@ class TrainingHistory:
 
 def progress_line(epoch: Epoch) -> str:
     """One line for people: ``epoch 3/20 · ε 1.21 of 3 per record · accuracy 0.913 on the hold-out``."""
-    limit = "" if epoch.budget is None else f" of {epoch.budget:g}"
-    shown = -(-epoch.spent.epsilon * 100 // 1) / 100  # rounded up
-    parts = [f"epoch {epoch.epoch:>{len(str(epoch.epochs))}}/{epoch.epochs}", f"ε {shown:.2f}{limit} per record"]
+    scale = 1e4 if epoch.budget is not None and epoch.budget < 0.1 else 1e2  # both are rounded up alike
+    shown, most = (math.ceil((value or 0.0) * scale - 1e-7) / scale for value in (epoch.spent.epsilon, epoch.budget))
+    limit = "" if epoch.budget is None else f" of {most:g}"
+    digits = 4 if scale > 1e2 else 2
+    parts = [f"epoch {epoch.epoch:>{len(str(epoch.epochs))}}/{epoch.epochs}", f"ε {shown:.{digits}f}{limit} per record"]
     if epoch.metrics:
         name, value = next(iter(epoch.metrics.items()))
         parts.append(f"{name} {value:.3f} on {epoch.metrics_on}")

@@ -484,7 +484,7 @@ _OLDER = "Its limit was stated by earlier prices, which were too low (quietsum l
 
 def _join_refusals(refused: Sequence[LifetimeExceeded]) -> str:
     """The first problem in full, the other parties by name, and what would raise all of them."""
-    others = [error.party for error in refused[1:]]
+    others = [party for party in dict.fromkeys(error.party for error in refused) if party != refused[0].party]
     shown = ", ".join(repr(party) for party in others[:_NAMED])
     more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
     groups: dict[tuple[PrivacyUnit, str], list[tuple[str, str]]] = {}
@@ -494,7 +494,8 @@ def _join_refusals(refused: Sequence[LifetimeExceeded]) -> str:
             groups.setdefault((unit, epsilon), []).append((error.party, dataset))
     commands = "; ".join(command_to_raise(accounts, unit, epsilon) for (unit, epsilon), accounts in groups.items())
     remedy = f"Plan less, add noise, or allow more: {commands}" if commands else "Plan less, or add noise"
-    return f"{refused[0].problem} The plan does not fit the lifetime of {shown}{more} either. {remedy}"
+    also = f" The plan does not fit the lifetime of {shown}{more} either." if others else ""
+    return f"{refused[0].problem}{also} {remedy}"
 
 
 _NAMED = 12

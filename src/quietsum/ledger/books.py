@@ -252,7 +252,7 @@ class BookState:
             fits = self._together(first, CostTally([cost]), prices) <= 1
         if not fits:
             raise BudgetExhausted(
-                f"the next charge does not fit what {self} may cost in its lifetime, ε = {self._budget.epsilon:g} per "
+                f"the next charge does not fit what {self} may cost in its lifetime, ε = {self._budget.figure} per "
                 f"{self.unit} at δ = {self._budget.delta:g}; nothing was asked of anybody.{self._repricing_note()} "
                 f"To allow more: {self.raise_command(None)}"
             )
@@ -308,7 +308,7 @@ class BookState:
         fraction = _largest(lambda part: not exceeds(self._alone(part, terms, prices).epsilon, budget.epsilon), planned)
         return self._refuse(
             f"the whole plan costs ε = {_up(needed)} per {self.unit} at δ = {budget.delta:g}; {self} has a lifetime of "
-            f"ε = {budget.epsilon:g} per {self.unit}, of which nothing is spent: {_rounds(fraction, rounds)}.",
+            f"ε = {budget.figure} per {self.unit}, of which nothing is spent: {_rounds(fraction, rounds)}.",
             needed,
         )
 
@@ -319,7 +319,7 @@ class BookState:
         if self.total.unprotected:
             return BudgetExhausted(
                 f"{self} was released without protection while it was public; no budget covers that, so nothing fits "
-                f"its lifetime of ε = {budget.epsilon:g} per {self.unit} at δ = {budget.delta:g}. If its records "
+                f"its lifetime of ε = {budget.figure} per {self.unit} at δ = {budget.delta:g}. If its records "
                 f"need no protection: quietsum ledger declare-public --party {self.party} --dataset {self.dataset} "
                 "--reason why"
             )
@@ -347,7 +347,7 @@ class BookState:
                 "were seen: no round of this plan would fit"
             )
         return self._refuse(
-            f"{self} has a lifetime of ε = {budget.epsilon:g} per {self.unit} at δ = {budget.delta:g}; {state}."
+            f"{self} has a lifetime of ε = {budget.figure} per {self.unit} at δ = {budget.delta:g}; {state}."
             f"{self._repricing_note()}",
             needed,
         )
@@ -362,7 +362,7 @@ class BookState:
     def _too_inexact(self, together: CostTally, gate: Gate) -> BudgetExhausted:
         """ε would suffice, and δ does not pay for how far the noise is from the law that its price is for."""
         return BudgetExhausted(
-            f"{self} has a lifetime of ε = {self._budget.epsilon:g} per {self.unit} at δ = {self._budget.delta:g}. Its "
+            f"{self} has a lifetime of ε = {self._budget.figure} per {self.unit} at δ = {self._budget.delta:g}. Its "
             f"ε suffices for this plan; but the noise of all its plans may be {together.failure:.2g} away from its "
             f"ideal law, groups drawn badly included, and after its first plan δ pays for {gate.failure:.2g}. A larger "
             "lifetime does not change that: plan fewer rounds, or no groups or fewer of them, as the first plan did"

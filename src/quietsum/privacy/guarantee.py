@@ -185,6 +185,20 @@ class Budget:
         )
         strict_member("unit", self.unit, PrivacyUnit)
 
+    @property
+    def figure(self) -> str:
+        """ε for people, rounded up at the fourth decimal as a guarantee's is, so that both read alike.
+
+        >>> Budget(epsilon=2.1996171, delta=1e-5).figure, Budget(epsilon=8.0, delta=1e-5).figure
+        ('2.1997', '8')
+        """
+        if self.epsilon < 0.1 or self.epsilon >= 1e8:
+            return f"{self.epsilon:.4g}"
+        scaled = self.epsilon * 1e4
+        nearest = round(scaled)
+        shown = nearest if abs(scaled - nearest) <= 1e-6 * scaled else math.ceil(scaled)
+        return f"{shown / 1e4:.4f}".rstrip("0").rstrip(".")
+
     def allows(self, guarantee: Guarantee) -> bool:
         """Whether ``guarantee`` fits. Another unit, or a δ above the budget's, raises :class:`MixedUnits`."""
         if not isinstance(guarantee, Guarantee):

@@ -44,14 +44,20 @@ def spent_text(spent: Iterable[Guarantee], limits: Mapping[str, float], *, short
     """
     texts = []
     for guarantee in spent:
-        epsilon = "∞" if math.isinf(guarantee.epsilon) else f"{math.ceil(guarantee.epsilon * 100 - 1e-9) / 100:.2f}"
         if math.isinf(guarantee.epsilon):
             texts.append(NO_GUARANTEE)
         else:
             limit = limits.get(guarantee.unit.value)
-            texts.append(f"ε {epsilon}" + (f" of {limit:g}" if limit else "") + f" per {guarantee.whom}")
+            scale = 1e4 if limit and limit < 0.1 else 1e2  # both rounded up alike: what fits never looks overspent
+            epsilon = f"{_up(guarantee.epsilon, scale):.{4 if scale > 1e2 else 2}f}"
+            of = f" of {_up(limit, scale):g}" if limit else ""
+            texts.append(f"ε {epsilon}{of} per {guarantee.whom}")
     each = list(dict.fromkeys(texts)) or [NO_GUARANTEE]
     return ", ".join([each[0], *(text.removeprefix("ε ") for text in each[1:])]) if short else " · ".join(each)
+
+
+def _up(value: float, scale: float) -> float:
+    return math.ceil(value * scale - 1e-7) / scale
 
 
 def round_line(

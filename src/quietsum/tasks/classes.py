@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from quietsum.errors import InvalidParameter, QuietsumError
 
-__all__ = ["FEDERATED", "NUMPY", "TORCH", "Shape", "class_named", "instantiate"]
+__all__ = ["FEDERATED", "NUMPY", "TORCH", "Shape", "class_named", "instantiate", "refuse_path"]
 
 
 class Shape(NamedTuple):
@@ -81,6 +81,7 @@ def class_named(name: str, kind: Shape | None = None) -> type:
 def _parts(name: str) -> tuple[str, str]:
     module, _, class_name = name.partition(":")
     words = [*module.split("."), class_name]
+    refuse_path(name)
     if not all(word.isidentifier() for word in words) or "__" in name:
         problem = 'cannot be imported (it is no "module:Class")'
         raise InvalidParameter("task", name, problem, "write the module, a colon and the name of one class in it")
@@ -91,6 +92,16 @@ def _parts(name: str) -> tuple[str, str]:
         problem = "is no task: quietsum's own tasks are in quietsum.tasks"
         raise InvalidParameter("task", name, problem, "name one of those, or a class of your own")
     return module, class_name
+
+
+def refuse_path(name: str) -> None:
+    """Raise InvalidParameter if ``name`` is a path and a class; a task is named by its module."""
+    module, _, class_name = name.rpartition(":")
+    path = module.replace("\\", "/")
+    if class_name.isidentifier() and (path.endswith(".py") or "/" in path):
+        dotted = path.removesuffix(".py").strip("./").replace("/", ".")
+        problem = "names a file, and a task is named by its module"
+        raise InvalidParameter("task", name, problem, f'say "{dotted}:{class_name}", where that can be imported from')
 
 
 def _refuse_lacking(name: str, known: _Names, kind: Shape | None) -> None:

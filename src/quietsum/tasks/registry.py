@@ -145,6 +145,10 @@ def trainable_task(name: str, options: Mapping[str, Any] | None = None, *, made:
         refuse_lacking(name, task, TORCH)
         return cast(TorchTask, task)
     known = {**TRAINABLE, **_WRITTEN}
+    if name in _MADE:
+        problem = "is a task of sites and has no torch model, so it is not trained at one place"
+        remedy = f"quietsum new run.toml --task {name}, then quietsum run" if name in TASKS else "quietsum run its plan"
+        raise InvalidParameter("task", name, problem, remedy)
     if name not in known:
         remedy = nearest_name(name, TRAINABLE, 'or write "my_module:MyTask"')
         raise InvalidParameter("task", name, "is not known", remedy)

@@ -28,7 +28,8 @@ from quietsum.alerts import SCORES
 from quietsum.errors import InvalidParameter
 
 __all__ = [
-    "accuracy", "average_precision", "best_f1_threshold", "dice", "f1_score", "majority", "more_is_better", "roc_auc",
+    "accuracy", "average_precision", "best_f1_threshold", "dice", "f1_score", "majority", "mean_auc",
+    "more_is_better", "roc_auc",
 ]  # fmt: skip
 
 Floats = npt.NDArray[np.float64]
@@ -82,6 +83,24 @@ def roc_auc(labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
     last = np.cumsum(counts)
     ranks = (last - (counts - 1) / 2)[place]
     return float((ranks[positive].sum() - wanted * (wanted + 1) / 2) / (wanted * others))
+
+
+def mean_auc(labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
+    """The mean over classes of the AUC of one against the others (Hand, Till 2001, in its unweighted form).
+
+    ``scores`` has a column for each class; of two classes the second column is the score. Classes that no row or every
+    row has are left out. It says whether rows are ranked well where one class is rare and accuracy says nothing.
+
+    >>> mean_auc([0, 0, 0, 1], [[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
+    1.0
+    """
+    wanted, values = _whole("labels", labels), np.asarray(scores, dtype=np.float64)
+    if values.ndim != 2 or values.shape[1] < 2:
+        raise InvalidParameter("scores", values.shape, "have no column for each class", "pass (rows, classes)")
+    classes = [1] if values.shape[1] == 2 else range(values.shape[1])
+    found = [roc_auc(wanted == one, values[:, one]) for one in classes]
+    known = [one for one in found if not math.isnan(one)]
+    return float(np.mean(known)) if known else math.nan
 
 
 def average_precision(labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:

@@ -9,7 +9,7 @@ from typing import Annotated, final
 
 import typer
 
-from quietsum.charts import Chart, Series, save, show
+from quietsum.charts import Chart, Series, check_picture_name, save, show
 from quietsum.cli.account.events import MOST_STEPS, charge_of, check_group, choose_neighbours, mechanism_event
 from quietsum.cli.account.pricing import Priced, account
 from quietsum.cli.shared import options as opt
@@ -65,7 +65,9 @@ class Setting:
 OverOption = Annotated[Over, typer.Option("--over", metavar="WHAT", help="steps, noise, delta or rate.")]
 OutputOption = Annotated[
     str | None,
-    typer.Option("--output", "-o", metavar="FILE.svg", help="Draw an SVG, too; - is stdout.", show_default=False),
+    typer.Option(
+        "--output", "-o", metavar="FILE.svg", help="Draw it, too, as .svg or .png; - is stdout.", show_default=False
+    ),
 ]
 FromOption = Annotated[
     float | None, typer.Option("--from", metavar="X", help="Left end of the axis.", show_default=False)
@@ -95,8 +97,7 @@ def curve(
     how = sampling or opt.Sampling.POISSON
     if noise_multiplier is None:
         raise InvalidParameter("noise_multiplier", None, "is missing", "a curve starts from one run; pass its noise")
-    if output not in (None, "-") and not str(output).endswith(".svg"):
-        raise InvalidParameter("output", output, "is not named .svg", "the picture is an SVG")
+    check_picture_name("output", output)
     setting = Setting(
         noise_multiplier=positive("noise_multiplier", noise_multiplier),
         sample_rate=None if sample_rate is None else probability("sample_rate", sample_rate),

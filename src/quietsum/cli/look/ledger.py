@@ -18,7 +18,7 @@ import typer
 
 from quietsum.cli.look.ledger_entries import print_corrections, print_entries, print_moved
 from quietsum.cli.shared import options as opt
-from quietsum.cli.shared.output import console, figure, print_json, print_next
+from quietsum.cli.shared.output import console, figure, print_json, print_next, print_rows
 from quietsum.errors import InvalidParameter
 from quietsum.privacy import PrivacyUnit
 
@@ -182,10 +182,10 @@ def _print_books(books: tuple[Book, ...]) -> None:
         if book.budget is None:
             budget, spent = Text(f"none per {book.unit}"), Text("no gate" if book.public else "no plan since")
         else:
-            budget = Text(f"ε {book.budget.epsilon:g} per {book.unit}, δ {book.budget.delta:g}")
+            budget = Text(f"ε {book.budget.figure} per {book.unit}, δ {book.budget.delta:g}")
             spent = Text(_spent(book))
         table.add_row(Text(book.party), Text(book.dataset), budget, spent, str(book.plans))
-    console().print(table)
+    print_rows(table)
     for reason in dict.fromkeys(book.public for book in books if book.public):
         names = list(dict.fromkeys(f"{book.party}/{book.dataset}" for book in books if book.public == reason))
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
@@ -214,7 +214,7 @@ def _print_run(values: dict[str, Any]) -> None:
     for line in values["parties"]:
         found = Guarantee.from_dict({key: value for key, value in line.items() if key != "party"})
         table.add_row(Text(line["party"]), Text(_price(found)))
-    console().print(table)
+    print_rows(table)
     for spent in values["spent"]:
         found = Guarantee.from_dict(spent)
         against = "the server" if found.observer.value == "server" else "recipients of the model"

@@ -16,7 +16,7 @@ import typer
 from quietsum.cli.look.ledger import ledger_path
 from quietsum.cli.look.ledger_entries import short
 from quietsum.cli.shared import options as opt
-from quietsum.cli.shared.output import WIDTH, console, print_json, print_next
+from quietsum.cli.shared.output import WIDTH, print_json, print_next, print_rows
 from quietsum.errors import InvalidParameter
 from quietsum.files import write_output
 
@@ -114,7 +114,7 @@ def _print(found: list[dict[str, Any]]) -> None:
     for name, line in newest.items():
         head = line["head"]
         table.add_row(Text(short(name, 36)), head["ledger"][:SHORT], str(head["sequence"]), f"{head['hash'][:SHORT]}…")
-    console().print(table)
+    print_rows(table)
 
 
 def _print_there(keeper: str, output: Path) -> None:

@@ -56,7 +56,12 @@ KeyOption = Annotated[
 ]  # fmt: skip
 RunArgument = Annotated[
     str | None,
-    typer.Argument(metavar="RUN", show_default=False, help="A run, a training or a survey. \\[default: latest]"),
+    typer.Argument(
+        metavar="RUN",
+        show_default=False,
+        help="A run, a training or a survey. \\[default: latest]",
+        autocompletion=opt.complete_run,
+    ),
 ]
 
 

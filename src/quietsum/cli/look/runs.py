@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import textwrap
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quietsum.cli.shared import options as opt
-from quietsum.cli.shared.output import console, layer_lines, print_json, print_next
+from quietsum.cli.shared.output import layer_lines, print_json, print_next
 from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, QuietsumError, printable
 
 if TYPE_CHECKING:
@@ -23,13 +24,21 @@ if TYPE_CHECKING:
 __all__ = ["compare", "runs", "show"]
 
 OutputOption = Annotated[
-    str | None, typer.Option("--output", "-o", metavar="FILE.svg", help="Draw what each round cost.")
+    str | None, typer.Option("--output", "-o", metavar="FILE.svg", help="Draw what each round cost, as .svg or .png.")
+]
+MoreRunsArgument = Annotated[
+    list[str], typer.Argument(metavar="RUN…", help="More runs.", autocompletion=opt.complete_run)
 ]
 MOST_FINDINGS = 12
 """Lines of findings that ``show`` prints."""
 MOST_LEFT_OUT = 12
 """Parties that ``show`` prints of those whom the rule left out."""
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or folder; latest is the newest.")]
+RunArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="A run's name or folder; latest is the newest.", autocompletion=opt.complete_run
+    ),
+]
 
 
 def runs(workspace: opt.WorkspaceOption = None, as_json: opt.JsonOption = False) -> None:
@@ -84,14 +93,17 @@ def show(
     found = findings(folder.path / "run.db")
     rejected, groups = read_left_out(folder.path / "run.db"), read_groups(folder.path / "run.db")
     if output is not None:
-        from quietsum.charts import save
+        from quietsum.charts import check_picture_name, save
 
+        check_picture_name("output", output)
         chart = report.curve(values)
         if chart is None:
             raise InvalidParameter(
                 "output", output, "has nothing to draw", "draw a run with two rounds and a guarantee"
             )
         save(chart, output)
+        if output == "-":
+            return
     if as_json:
         told: dict[str, Any] = {"findings": [one.to_dict() for one in found]} if found else {}
         if rejected is not None:
@@ -124,6 +136,8 @@ def show(
         print(f"in that: quietsum suspects {folder.run}")
     _print_findings(found)
     print(f"\nfolder  {folder.path}")
+    if output is not None:
+        print(f"wrote   {output}")
     asked = (folder.path / "answers.json").is_file()
     if asked:
         print("answers answers.json in it")
@@ -142,7 +156,7 @@ def show(
 
 
 def compare(
-    first: RunArgument, others: Annotated[list[str], typer.Argument(metavar="RUN…", help="More runs.")],
+    first: RunArgument, others: MoreRunsArgument,
     workspace: opt.WorkspaceOption = None, as_json: opt.JsonOption = False,
 ) -> None:  # fmt: skip
     """Compare runs: what differs in their plans, what they cost, how good they are."""
@@ -324,8 +338,10 @@ def _print_unpriced(folders: Sequence[RunFolder]) -> None:
 def _print_runs(found: Sequence[dict[str, Any]]) -> None:
     from rich.table import Table
 
-    from quietsum.cli.shared.output import figure
+    from quietsum.cli.shared.output import figure, print_rows
     from quietsum.runs import NO_GUARANTEE
+
+    apart = "\n" if sys.stdout.isatty() else "; "
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("run", "outcome", "rounds", "guarantee", "measured"):
@@ -340,9 +356,9 @@ def _print_runs(found: Sequence[dict[str, Any]]) -> None:
             claims = ["none: a drill"]
         measured = "" if row["metric"] is None else f"{row['metric']} {row['value']:.3f}"
         table.add_row(
-            row["run"], row["outcome"], f"{row['round']}/{row['rounds']}", "\n".join(claims) or NO_GUARANTEE, measured
+            row["run"], row["outcome"], f"{row['round']}/{row['rounds']}", apart.join(claims) or NO_GUARANTEE, measured
         )
-    console().print(table)
+    print_rows(table)
     data = dict.fromkeys(row["metric_on"] for row in found if row["metric"])
     for text in data:
         print(textwrap.fill(f"measured on {text}", 80))

@@ -10,7 +10,7 @@ import typer
 
 from quietsum.cli.look.runs import RunArgument
 from quietsum.cli.shared import options as opt
-from quietsum.cli.shared.output import console, print_json, print_next
+from quietsum.cli.shared.output import print_json, print_next, print_rows
 
 if TYPE_CHECKING:
     from quietsum.defence import Flag, Score
@@ -109,6 +109,6 @@ def _print(rows: Sequence[Score], every: int) -> None:
         table.add_row(
             one.party, f"{one.score:.3f}", str(one.rounds), f"{one.flagged} times" if one.flagged != 1 else "once"
         )
-    console().print(table)
+    print_rows(table)
     if every > len(rows):
         print(f"and {every - len(rows)} more with lower scores; --json lists all")

@@ -27,7 +27,7 @@ def lifetime_sentences(outlooks: Iterable[Outlook]) -> list[str]:
 def _sentence(group: list[Outlook]) -> str:
     one, names = group[0], [printable(outlook.party) for outlook in group]
     whose = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-    budget = f"ε = {one.budget.epsilon:g} per {one.unit} at δ = {one.budget.delta:g}"
+    budget = f"ε = {one.budget.figure} per {one.unit} at δ = {one.budget.delta:g}"
     left = (
         f"leaves about {_percent(one.room)} of it to later runs" if _percent(one.room) else "is the last one that fits"
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+import os
 from typing import Annotated
 
 import typer
 
+from quietsum.errors import InvalidParameter
 from quietsum.privacy import Neighbours
 
 __all__ = [
@@ -26,6 +28,8 @@ __all__ = [
     "StepsOption",
     "VerboseOption",
     "WorkspaceOption",
+    "complete_run",
+    "complete_task",
 ]
 
 
@@ -113,10 +117,37 @@ StepEpsilonOption = Annotated[
     typer.Option("--step-epsilon", "--epsilon", metavar="ε", help="ε of one step, for pure.", show_default=False),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Names of runs that a shell may complete, and ``latest``: folders are listed, and none is opened."""
+    runs = os.path.join(os.environ.get("QUIETSUM_WORKSPACE") or "quietsum-workspace", "runs")
+    try:
+        names = sorted(os.listdir(runs))
+    except OSError:
+        names = []
+    return [name for name in ["latest", *names] if name.startswith(incomplete)]
+
+
+def complete_task(incomplete: str) -> list[str]:
+    """Names of tasks that a shell may complete."""
+    from quietsum.tasks import TASKS, TRAINABLE
+
+    return [name for name in (*TASKS, *TRAINABLE) if name.startswith(incomplete)]
+
+
+def _check_workspace(path: str | None) -> str | None:
+    """Raise InvalidParameter where the workspace is a file; that it is not there yet is fine."""
+    place = path or os.environ.get("QUIETSUM_WORKSPACE")
+    if place and os.path.exists(place) and not os.path.isdir(place):
+        raise InvalidParameter("workspace", place, "is a file", "name a folder; one is made where there is none")
+    return path
+
+
 WorkspaceOption = Annotated[
     str | None,
     typer.Option(
-        "--workspace", metavar="DIR",
+        "--workspace", metavar="DIR", callback=_check_workspace,
         help="Ledger and runs. \\[default: $QUIETSUM_WORKSPACE or quietsum-workspace]", show_default=False,
     ),
 ]  # fmt: skip

@@ -17,6 +17,7 @@ from quietsum.privacy import Guarantee, Observer, PrivacyUnit
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from quietsum.privacy import Accountant
 
@@ -30,19 +31,54 @@ __all__ = [
     "meaning",
     "print_json",
     "print_next",
+    "print_rows",
     "print_warning",
     "renyi_line",
 ]
 
 WIDTH = 80
+_LEAST = 40
+"""A narrower screen than this cannot show a table."""
+_PIPE = 4096
+"""Columns of a table that a program reads: no row is as long."""
 
 
 def console() -> Console:
-    """A console for stdout that is no wider than 80 columns."""
+    """A console for stdout: as wide as the variable COLUMNS says, else 80 columns at most."""
     from rich.console import Console
 
+    if stated := _stated_width():
+        return Console(highlight=False, emoji=False, width=stated)
     screen = Console(highlight=False, emoji=False)
     return screen if screen.width <= WIDTH else Console(highlight=False, emoji=False, width=WIDTH)
+
+
+def print_rows(table: Table) -> None:
+    """Print a table with a name in its first column, which is never broken over two lines.
+
+    In a pipe each row is one line, however long, so that what reads it (``awk``, ``cut``) finds whole rows; on a
+    terminal, or where COLUMNS says how wide, the other columns are folded.
+    """
+    from rich.console import Console
+
+    first = table.columns[0]
+    first.no_wrap, first.overflow = True, "ignore"
+    if sys.stdout.isatty() or _stated_width():
+        names = max((len(str(cell)) for cell in first.cells), default=0)
+        screen = console()
+        wide = Console(highlight=False, emoji=False, width=max(screen.width, names + 40))
+        (screen if names + 40 <= screen.width else wide).print(table)
+    else:
+        screen = Console(highlight=False, emoji=False, width=_PIPE)
+        with screen.capture() as lines:
+            screen.print(table)
+        print("\n".join(line.rstrip() for line in lines.get().splitlines()))
+
+
+def _stated_width() -> int | None:
+    """What COLUMNS says, where it is a width that words fit into."""
+    said = os.environ.get("COLUMNS", "")
+    return int(said) if said.isdecimal() and _LEAST <= int(said) <= _PIPE else None
 
 
 def print_json(values: Mapping[str, Any], *, indent: int | None = 2) -> None:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from quietsum.cli.shared.output import console, figure
+from quietsum.cli.shared.output import figure, print_rows
 from quietsum.privacy import Neighbours, Observer
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def print_budgets(values: dict[str, Any]) -> None:
         budget = f"ε {line['epsilon']:g} per {line['unit']}, δ {line['delta']:g}"
         table.add_row(budget, spent_share(line), str(line["plans"]))
     print()
-    console().print(table)
+    print_rows(table)
     for line in values["budgets"]:
         if told := bound(line):
             print(textwrap.fill(told, 80))
@@ -133,7 +133,7 @@ def print_runs(values: dict[str, Any]) -> None:
         since, last = (line[name][:16].replace("T", " ") for name in ("enrolled", "last"))
         table.add_row(line["run"], line["coordinator"][:12], since, last, str(line["reserved"]), str(line["committed"]))
     print()
-    console().print(table)
+    print_rows(table)
     for line in values["runs"]:
         for spent in line["spent"]:
             text = f"{line['run']}: ε = {figure(spent['epsilon'])} per {spent['unit']} at δ = {spent['delta']:g}"

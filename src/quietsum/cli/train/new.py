@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quietsum.cli.shared.options import JsonOption
+from quietsum.cli.shared.options import JsonOption, complete_task
 from quietsum.cli.train import new_table as of
 from quietsum.cli.train.new_samples import SamplesDraft, draft_samples, is_samples, say_about_samples
 from quietsum.errors import InvalidParameter
@@ -45,7 +45,11 @@ def new(
     task: Annotated[
         str | None,
         typer.Option(
-            "--task", metavar="NAME", help='A task, or "my_module:MyTask". \\[default: heart]', show_default=False
+            "--task",
+            metavar="NAME",
+            help='A task, or "my_module:MyTask". \\[default: heart]',
+            show_default=False,
+            autocompletion=complete_task,
         ),
     ] = None,
     table: of.FromOption = None,
@@ -129,8 +133,9 @@ def new(
 
 def _check_task(task: str) -> None:
     """Refuse an unknown name with the nearest one. Nothing is made, so neither data nor torch is needed."""
-    from quietsum.tasks import TASKS, TRAINABLE, nearest_name
+    from quietsum.tasks import TASKS, TRAINABLE, nearest_name, refuse_path
 
+    refuse_path(task)
     if ":" in task or task in TASKS or task in TRAINABLE:
         return
     remedy = nearest_name(task, (*TASKS, *TRAINABLE), 'or write "my_module:MyTask"')

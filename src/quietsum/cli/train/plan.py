@@ -250,7 +250,7 @@ def _of(resolved: ResolvedPlan) -> str:
     lifetime, limit = resolved.lifetime, resolved.limit
     if lifetime is None or lifetime == limit:
         return ""
-    return f", within the lifetime's ε = {lifetime.epsilon:g} per {lifetime.unit}"
+    return f", within the lifetime's ε = {lifetime.figure} per {lifetime.unit}"
 
 
 def _party_table(resolved: ResolvedPlan, books: Sequence[Book]) -> Table:
@@ -286,7 +286,9 @@ def _party_table(resolved: ResolvedPlan, books: Sequence[Book]) -> Table:
 def _remaining(book: Book) -> str:
     if book.budget is None:
         return "public"
-    return f"{100 * (1 - book.spent_fraction):.3g} % of ε {book.budget.epsilon:g} per {book.unit}"
+    left = 100 * (1 - book.spent_fraction)
+    share = "nothing" if left <= 0 else "under 0.1 %" if left < 0.1 else f"{left:.3g} %"
+    return f"{share} of ε {book.budget.figure} per {book.unit}"
 
 
 def _rounds_shown(rounds: int, most: int = SHOWN) -> list[int]:

@@ -43,7 +43,13 @@ PlanArgument = Annotated[
 ]
 ResumeOption = Annotated[
     str | None,
-    typer.Option("--resume", metavar="RUN", help="Go on with this run; latest is the newest.", show_default=False),
+    typer.Option(
+        "--resume",
+        metavar="RUN",
+        help="Go on with this run; latest is the newest.",
+        show_default=False,
+        autocompletion=opt.complete_run,
+    ),
 ]
 NameOption = Annotated[str | None, typer.Option("--name", metavar="NAME", help="What to call the run.")]
 OnOption = Annotated[
@@ -57,6 +63,7 @@ MlflowOption = Annotated[
     typer.Option("--mlflow", metavar="URI", help="Also write the run to this MLflow store.", show_default=False),
 ]
 DeviceOption = Annotated[str, typer.Option("--device", metavar="D", help="Where torch models train: cpu or cuda.")]
+DEVICES = ("cpu", "cuda", "mps", "xpu")
 MOST_WORKERS = 256
 """More processes than this are a slip of the finger."""
 
@@ -164,6 +171,9 @@ def _check_words(
     if not 1 <= workers <= MOST_WORKERS:
         remedy = f"choose 1 (this process) to {MOST_WORKERS}; about as many as there are cores"
         raise InvalidParameter("workers", workers, "is no number of processes", remedy)
+    if device.partition(":")[0] not in DEVICES:
+        remedy = f"choose one of {', '.join(DEVICES)}; a card has a number, cuda:0"
+        raise InvalidParameter("device", device, "is no device that torch knows", remedy)
     if workers > 1 and device != "cpu":
         remedy = "on a graphics card parties train side by side in one process; leave --workers out"
         raise InvalidParameter("workers", workers, f"stands beside --device {device}", remedy)

@@ -34,7 +34,7 @@ def print_introduction(resolved: ResolvedPlan, title: str, answer: Rehearsal) ->
         print(f"{NO_GUARANTEE}: the plan's style is none")
     for limit in limits:
         label = f", {resolved.label}" if resolved.label else ""
-        budget = f"budget ε = {limit.epsilon:g} per {limit.unit} at δ = {limit.delta:g}"
+        budget = f"budget ε = {limit.figure} per {limit.unit} at δ = {limit.delta:g}"
         print(textwrap.fill(f"{budget}; noise multiplier {resolved.noise_of(limit.unit):.4g}{label}", 80))
     if resolved.secure is not None:
         chosen = resolved.secure.parameters

@@ -18,7 +18,10 @@ __all__ = ["selfcheck"]
 
 CONTRADICTED = 5
 
-TaskOption = Annotated[str, typer.Option("--task", metavar="T", help="heart, digits, … or my_module:MyTask.")]
+TaskOption = Annotated[
+    str,
+    typer.Option("--task", metavar="T", help="heart, digits, … or my_module:MyTask.", autocompletion=opt.complete_task),
+]
 EngineOption = Annotated[
     str, typer.Option("--engine", metavar="E", help="auto, bookkeeping, vmap, opacus, opacus-ghost or naive.")
 ]

@@ -20,7 +20,13 @@ __all__ = ["tradeoff"]
 
 TaskOption = Annotated[
     str | None,
-    typer.Option("--task", metavar="NAME", help="digits, fraud, … or my_module:MyTask.", show_default=False),
+    typer.Option(
+        "--task",
+        metavar="NAME",
+        help="digits, fraud, … or my_module:MyTask.",
+        show_default=False,
+        autocompletion=opt.complete_task,
+    ),
 ]
 EpsilonsOption = Annotated[str, typer.Option("--epsilons", "-e", metavar="ε,ε,…", help="What one record may cost.")]
 SeedsOption = Annotated[int, typer.Option("--seeds", metavar="N", help="Runs of each ε; they never seed noise.")]
@@ -32,7 +38,8 @@ EpochsOption = Annotated[
 ]
 TriedOption = Annotated[int, typer.Option("--tried", metavar="K", help="Price a search over K settings, too.")]
 SvgOption = Annotated[
-    str | None, typer.Option("--svg", metavar="FILE.svg", help="Draw the table; - is stdout.", show_default=False)
+    str | None,
+    typer.Option("--svg", metavar="FILE.svg", help="Draw the table, as .svg or .png; - is stdout.", show_default=False),
 ]
 WorkersOption = Annotated[int, typer.Option("--workers", metavar="N", help="Processes, one thread each.")]
 
@@ -57,14 +64,14 @@ def tradeoff(
     Only for tasks whose records are published. Runs with the same seed share
     their first weights, and their split where the task has several.
     """
+    from quietsum.charts import check_picture_name
     from quietsum.tasks import trainable_task
     from quietsum.tradeoff import analyze_privacy_utility_tradeoff, epsilons_in, jobs_for
     from quietsum.validate import whole_number
 
     if task is None:
         raise InvalidParameter("task", None, "is missing", "quietsum tradeoff --task digits")
-    if svg not in (None, "-") and not str(svg).endswith(".svg"):
-        raise InvalidParameter("svg", svg, "is not named .svg", "the picture is an SVG")
+    check_picture_name("svg", svg)
     if svg == "-" and as_json:
         raise InvalidParameter("svg", svg, "and --json both want stdout", "name a file for the picture")
     count = whole_number("workers", workers, 1)

@@ -25,7 +25,13 @@ __all__ = ["train"]
 
 TaskOption = Annotated[
     str | None,
-    typer.Option("--task", metavar="NAME", help="digits, mnist, fraud, … or my_module:MyTask.", show_default=False),
+    typer.Option(
+        "--task",
+        metavar="NAME",
+        help="digits, mnist, fraud, … or my_module:MyTask.",
+        show_default=False,
+        autocompletion=opt.complete_task,
+    ),
 ]
 EpsilonOption = Annotated[
     float | None,
@@ -204,7 +210,7 @@ def _go(
             learning_rate=rate,
             optimizer=settings.optimizer,
             resume=resume is not None,
-            val_name="the public hold-out",
+            val_name=where,
             people=people,
             progress=False,
         )

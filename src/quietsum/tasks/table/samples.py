@@ -27,7 +27,7 @@ from quietsum.learning import cross_entropy
 from quietsum.tasks.gallery.stgcn import SKELETONS, STGCN
 from quietsum.tasks.models import outputs
 from quietsum.tasks.protocol import Metrics, Settings
-from quietsum.tasks.scores import accuracy, majority, roc_auc
+from quietsum.tasks.scores import accuracy, majority, mean_auc
 from quietsum.tasks.table.landmarks import check_landmarks, labels_of_landmarks, read_landmarks
 from quietsum.tasks.table.options import refuse_own_records
 from quietsum.tasks.table.pictures import check_pictures, read_pictures
@@ -253,9 +253,9 @@ class SamplesTask:
         held, what = found
         scores = outputs(model, torch.from_numpy(held.values[known]).double(), piece=256).numpy()
         labels = held.labels[known]
-        values, chance = {"accuracy": accuracy(labels, scores.argmax(axis=1))}, {"accuracy": majority(labels)}
-        if len(self.options.classes) == 2:
-            values["auc"], chance["auc"] = roc_auc(labels, scores[:, 1] - scores[:, 0]), 0.5
+        scores = scores - scores.mean(axis=1, keepdims=True)  # of two classes: half their difference
+        values = {"auc": mean_auc(labels, scores), "accuracy": accuracy(labels, scores.argmax(axis=1))}
+        chance = {"auc": 0.5, "accuracy": majority(labels)}
         return Metrics(values=values, on=f"{len(known):,} public records {what}", chance=chance)
 
 

@@ -26,7 +26,7 @@ from quietsum.errors import DataMissing, InvalidParameter
 from quietsum.plan import PartyFacts
 from quietsum.tasks.lines import check_file, is_record, lines_of, open_lines, place_of, places_of, width_of
 from quietsum.tasks.protocol import Metrics, Rows
-from quietsum.tasks.scores import accuracy, majority, roc_auc
+from quietsum.tasks.scores import accuracy, majority, mean_auc
 from quietsum.tasks.table.encoding import Encoding
 from quietsum.tasks.table.models import RowModel
 from quietsum.tasks.table.options import TableOptions, refuse_blanks, refuse_own_records
@@ -217,11 +217,9 @@ class TableTask:
             error = float(np.abs(values - middle).mean())
             alone = float(np.abs(np.median(middle) - middle).mean())
             return Metrics(values={"mean_absolute_error": error}, on=what, chance={"mean_absolute_error": alone})
-        told = {"accuracy": accuracy(labels.astype(np.int64), answers.argmax(axis=1))}
-        chance = {"accuracy": majority(labels.astype(np.int64))}
-        if self.network.classes == 2:
-            told["auc"], chance["auc"] = roc_auc(labels.astype(np.int64), answers[:, 1]), 0.5
-        return Metrics(values=told, on=what, chance=chance)
+        wanted = labels.astype(np.int64)
+        told = {"auc": mean_auc(wanted, answers), "accuracy": accuracy(wanted, answers.argmax(axis=1))}
+        return Metrics(values=told, on=what, chance={"auc": 0.5, "accuracy": majority(wanted)})
 
     def confusion(self, params: Floats) -> npt.NDArray[np.int64] | None:
         """Public rows by true class and answer; None where there are none, or a number is learned."""
