@@ -424,7 +424,6 @@ def svg(chart: Chart, *, width: int = 760, height: int = 440) -> str:
 
 def png(chart: Chart) -> bytes:
     """``chart`` as a PNG, light, drawn by matplotlib."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.6, 4.4), dpi=150, layout="constrained")
@@ -449,7 +448,7 @@ def png(chart: Chart) -> bytes:
     if chart.note:
         figure.supxlabel(chart.note, fontsize=8)
     found = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(found)
+    figure.savefig(found, format="png")
     return found.getvalue()
 
 

@@ -23,6 +23,11 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["ledger", *map(str, arguments)])
 
 
+@pytest.fixture(autouse=True)
+def _a_page_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
     sample(tmp_path / "ledger.db")

@@ -143,7 +143,10 @@ PER_CLIENT = {"record": None, "client": UnitPolicy(epsilon=100.0, delta=1e-3)}
     ("text", "policy", "at_site"),
     [(PLAN, {}, "witness  enrolment"), (ALL_CLIENTS, PER_CLIENT, "reserve  enrolment")],
 )
-def test_show_says_what_came_outside_of_rounds(tmp_path: Path, text: str, policy: dict[str, Any], at_site: str) -> None:
+def test_show_says_what_came_outside_of_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, policy: dict[str, Any], at_site: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     plan = plan_of(text)
     federation, _, _ = remote(places_for(plan, tmp_path, **policy))
     start(plan, workspace=Workspace.at(tmp_path / "coordinator"), federation=federation, name="one")

@@ -86,7 +86,7 @@ def test_digits_train_and_say_epsilon_with_its_unit_in_at_most_80_columns(tmp_pa
     done = run("--task", "digits", "--epsilon", 3, "--epochs", 3, "--workspace", tmp_path)
     assert "ε 3.00 of 3 per record" in done.stdout and "per record at δ = 7.4e-05" in done.stdout
     assert "add-or-remove-one" in done.stdout and "floating-point" not in done.stdout  # secure noise, unless stated
-    assert "next: quietsum ledger show" in done.stdout.replace("\\\n", "")
+    assert "next: quietsum show digits-" in done.stdout.replace("\\\n", "")
     for line in done.stdout.splitlines():
         assert len(line) <= 80 or str(tmp_path) in line
         assert "ε" not in line or "per record" in line
@@ -329,3 +329,23 @@ def test_a_person_is_the_binding_unit_where_the_noise_was_chosen_for_people(tmp_
     assert values["target_epsilon"] == 4.0 and 3.5 < values["achieved_epsilon"] <= 4.0
     assert "person" in values["sentences"][0] and "record" in values["sentences"][1]
     check_report(render(sign_report(values, work)))
+
+
+def test_a_training_is_shown_compared_and_the_latest_like_any_run(tmp_path: Path, clouds: str) -> None:
+    from scenes import one_line, quietsum
+
+    work = tmp_path / "work"
+    quietsum("new", tmp_path / "run.toml")
+    quietsum("run", tmp_path / "run.toml", "--name", "before", "--workspace", work)
+    run("--task", clouds, "--epsilon", 3, "--fix", "--workspace", work)
+    (folder,) = (work / "training").iterdir()
+    for name in ("latest", folder.name, folder):
+        shown = one_line(quietsum("show", name, "--workspace", work).stdout)
+        assert "Training of one site on" in shown and "ε ≤ 3 per record" in shown and "after each epoch" in shown
+        assert f"predict {folder.name}" in shown and "of 3 epochs" in shown
+    compared = one_line(quietsum("compare", "before", folder.name, "--workspace", work).stdout)
+    assert "training.noise_multiplier: not stated |" in compared and "stages" not in compared
+    listed = quietsum("ledger", "show", "--workspace", work).stdout
+    assert "steps from" in listed and "round" not in listed  # the last entries are all of the training
+    quietsum("run", tmp_path / "run.toml", "--name", "after", "--workspace", work)
+    assert "four hospitals" in quietsum("show", "--workspace", work).stdout  # the control: latest is the newest of both

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
         SCORES as SCORES,
         Training as Training,
         build_training as build_training,
+        find_run as find_run,
         find_training as find_training,
+        list_training as list_training,
     )
     from quietsum.report.verifier import (
         LARGEST_PACK as LARGEST_PACK,

@@ -27,6 +27,7 @@ from quietsum.ledger import (
     budget_to,
     claim_guarantees,
     cost_of,
+    ledger_exists,
     price_charge,
 )
 from quietsum.privacy import BOUNDED, Budget, Guarantee, PrivacyUnit, person_event
@@ -46,9 +47,9 @@ from quietsum.report.facts.verdict import judge
 from quietsum.report.figures import percent, shown, small
 from quietsum.report.signed.signing import plain_values
 from quietsum.report.verifier import fingerprint_of
-from quietsum.runs import NO_GUARANTEE, Workspace, plain_scores, take_check
+from quietsum.runs import NO_GUARANTEE, RunFolder, Workspace, plain_scores, take_check
 
-__all__ = ["SCORES", "Training", "build_training", "find_training"]
+__all__ = ["SCORES", "Training", "build_training", "find_run", "find_training", "list_training"]
 
 SCORES = "scores.json"
 FORECAST = 60
@@ -76,6 +77,36 @@ def find_training(name: str, workspace: Workspace) -> Training | None:
         if name != "latest" and own:
             return Training(path=path, run=path.resolve().name)
     return None
+
+
+def find_run(name: str, workspace: Workspace) -> RunFolder | Training:
+    """The run or the training ``name``; ``latest`` is the newest of both. Raises InvalidParameter if there is none."""
+    found = find_training(name, workspace)
+    if found is None and name == "latest":
+        found = _newest_training(workspace)
+    return workspace.find(name) if found is None else found
+
+
+def _newest_training(workspace: Workspace) -> Training | None:
+    """The newest training, where it was begun after all runs."""
+    if not any((workspace.path / "training").glob("*/options.json")) or not ledger_exists(workspace.ledger):
+        return None
+    newest = max((folder.sequence for folder in workspace.folders()), default=0)
+    with Ledger.open(workspace.ledger, read_only=True) as ledger:
+        later = sorted(((one.sequence, one.run) for one in ledger.runs() if one.sequence > newest), reverse=True)
+    found = (find_training(str(workspace.path / "training" / run), workspace) for _, run in later)
+    return next((one for one in found if one is not None), None)
+
+
+def list_training(training: Training, workspace: Workspace) -> dict[str, Any]:
+    """A few words on it, in the form of :func:`~quietsum.report.listing.list_run`."""
+    values = build_training(training, workspace)
+    metric = values["metrics"][0] if values["metrics"] else {"name": None, "value": None, "on": ""}
+    return {
+        "run": training.run, "outcome": values["outcome"], "round": values["round"], "rounds": values["rounds"],
+        "guarantees": [one for one in values["guarantees"] if one["observer"] == "recipients"],
+        "metric": metric["name"], "value": metric["value"], "metric_on": metric["on"], "drill": False,
+    }  # fmt: skip
 
 
 def build_training(training: Training, workspace: Workspace) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from quietsum.cli.shared.output import WIDTH, console
+from quietsum.cli.shared.output import WIDTH, console, line_width
 
 if TYPE_CHECKING:
     from quietsum.ledger import Entry, Ledger
@@ -51,11 +52,15 @@ def print_entries(ledger: Ledger) -> None:
 
     last = ledger.head.sequence
     print()
+    width = line_width()
     screen = console()
     for entry in ledger.entries(max(1, last - LAST + 1)):
         start = f"{entry.sequence:>{len(str(last))}}  {entry.time[:10]} {entry.time[11:16]}Z  {entry.kind.value:<8} "
-        line = Text(start + _about(ledger, entry, screen.width - len(start)))
-        screen.print(line, no_wrap=True, overflow="ellipsis", crop=True)
+        line = Text(start + _about(ledger, entry, width - len(start)))
+        if width > screen.width:
+            print(line.plain)
+        else:
+            screen.print(line, no_wrap=True, overflow="ellipsis", crop=True)
 
 
 def _about(ledger: Ledger, entry: Entry, room: int) -> str:
@@ -88,16 +93,26 @@ def _when(ledger: Ledger, entry: Entry) -> str:
     keeps them, too, when a session is opened in which groups are drawn.
     """
     run, round, attempt = entry.body["run"], entry.body["round"], entry.body["attempt"]
+    opened = next((known.sequence for known in ledger.runs() if known.run == run), 0)
+    body = next(ledger.entries(opened)).body if opened else {}
+    if round > 0 and _is_training(body):  # a training at one site has no rounds; steps are charged some at a time
+        return f"steps from {round} on" + (f", attempt {attempt}" if attempt > 1 else "")
     if round > 0:
         return f"round {round}, attempt {attempt}"
-    opened = next(known.sequence for known in ledger.runs() if known.run == run)
-    enrolled = next(ledger.entries(opened)).body["terms"].get("enrolled")
+    enrolled = body.get("terms", {}).get("enrolled")
     if enrolled is None:
         return f"round {round}, attempt {attempt}" if attempt else "end of run"
     if attempt and not enrolled:
         return f"groups drawn, session {attempt}"
     first = next(later.sequence for later in ledger.entries(opened + 1) if later.body.get("run") == run)
     return "enrolment" if attempt or first == entry.sequence else "enrolled again, or end of run"
+
+
+def _is_training(opened: Mapping[str, Any]) -> bool:
+    """Whether the run that this entry opened trains at one site."""
+    plan = opened.get("plan")
+    settings = plan.get("training") if isinstance(plan, Mapping) else None
+    return isinstance(settings, Mapping) and "steps_per_epoch" in settings
 
 
 def short(name: str, room: int) -> str:

@@ -129,12 +129,12 @@ def _build(run: str, place: Workspace, operator: bool) -> tuple[dict[str, Any], 
     """The values of the report, and the folder of the run or training."""
     from quietsum import report as reports
 
-    training = reports.find_training(run, place)
-    if training is not None:
-        values, folder = reports.build_training(training, place), training.path
+    found = reports.find_run(run, place)
+    folder = found.path
+    if isinstance(found, reports.Training):
+        values = reports.build_training(found, place)
     else:
-        found = place.find(run)
-        values, folder = reports.build(found, place), found.path
+        values = reports.build(found, place)
     if "privacy" not in values:
         raise CorruptState(
             f"{folder} was begun by an older quietsum, which kept nothing that a report could be made from; the "

@@ -66,7 +66,7 @@ def runs(workspace: opt.WorkspaceOption = None, as_json: opt.JsonOption = False)
         elif found:
             print_next(["show", found[-1]["run"], *_where(workspace)])
         elif trained:
-            print_next(["ledger", "show", *_where(workspace)])
+            print_next(["show", trained[-1]["run"], *_where(workspace)])
         elif not damaged:
             print(f"no runs in {place.path} yet")
             print_next(["new", "run.toml"])
@@ -88,8 +88,11 @@ def show(
     from quietsum.runs import Workspace, findings, read_groups, read_left_out
 
     place = Workspace.at(workspace)
-    folder = place.find(run)
-    values = report.build(folder, place)
+    folder = report.find_run(run, place)
+    if isinstance(folder, report.Training):
+        values = report.build_training(folder, place)
+    else:
+        values = report.build(folder, place)
     found = findings(folder.path / "run.db")
     rejected, groups = read_left_out(folder.path / "run.db"), read_groups(folder.path / "run.db")
     if output is not None:
@@ -130,7 +133,8 @@ def show(
             print(line)
     if values.get("card"):
         print(f"\n{GuaranteeCard.from_dict(values['card']).to_text()}")
-    _print_left_out(rejected, _attackers(folder))
+    if rejected is not None:
+        _print_left_out(rejected, frozenset() if isinstance(folder, report.Training) else _attackers(folder))
     if out := sum(not kept for *_, kept in groups):
         print(f"\nfor the operator alone: the rule left out {out} of {len(groups)} group means; a party's share")
         print(f"in that: quietsum suspects {folder.run}")
@@ -142,11 +146,13 @@ def show(
     if asked:
         print("answers answers.json in it")
     elif folder.model.is_file():
-        named = ", and weights.safetensors for load_state_dict" * folder.weights.is_file()
+        named = ", and weights.safetensors for load_state_dict" * (folder.path / "weights.safetensors").is_file()
         print(f"model   model.safetensors in it{named}")
         print(textwrap.fill(f"use it  quietsum predict {folder.run} rows.csv -o out.csv", 80, break_long_words=False))
     print(f"ledger  entry {values['ledger']['head']['sequence']}, {values['ledger']['head']['hash'][:16]}…")
-    if values["outcome"] == "interrupted":
+    if values["outcome"] == "interrupted" and isinstance(folder, report.Training):
+        print_next(["train", "--resume", folder.run, *_where(workspace)])
+    elif not isinstance(folder, report.Training) and values["outcome"] == "interrupted":
         sites = ["--on", "flower", "--keys", "DIR", "--superlink", "DIR"] if folder.sites else []
         print_next(["run", "--resume", folder.run, *sites, *_where(workspace)])
     elif asked:
@@ -160,14 +166,21 @@ def compare(
     workspace: opt.WorkspaceOption = None, as_json: opt.JsonOption = False,
 ) -> None:  # fmt: skip
     """Compare runs: what differs in their plans, what they cost, how good they are."""
+    from quietsum import report
     from quietsum.runs import Workspace
 
     place = Workspace.at(workspace)
-    folders = [place.find(name) for name in (first, *others)]
+    folders = [report.find_run(name, place) for name in (first, *others)]
     if len({folder.run for folder in folders}) < len(folders):
         raise InvalidParameter("run", first, "is named twice", "name different runs")
-    found, _ = _lines(folders, place)
-    plans = [dict(_flat(folder.plan().to_dict())) for folder in folders]
+    found, plans = [], []
+    for folder in folders:
+        if isinstance(folder, report.Training):
+            found.append(report.list_training(folder, place))
+            plans.append(_settings(report.build_training(folder, place)["plan"]))
+        else:
+            found += _lines([folder], place)[0]
+            plans.append(dict(_flat(folder.plan().to_dict())))
     keys = sorted({key for plan in plans for key in plan if len({str(p.get(key)) for p in plans}) > 1})
     if as_json:
         differing = {key: [plan.get(key) for plan in plans] for key in keys}
@@ -183,6 +196,19 @@ def compare(
     print_next(["show", found[-1]["run"], *_where(workspace)])
 
 
+def _settings(plan: dict[str, Any]) -> dict[str, object]:
+    """The plan of a training, with the range of its noise and clips in place of one line for each step."""
+    training = dict(plan["training"])
+    stages = training.pop("stages", [])
+    for name, key in (("noise_multiplier", "noise_multiplier"), ("max_grad_norm", "max_norm")):
+        values = sorted({stage[key] for stage in stages})
+        training[name] = (
+            " to ".join(f"{value:.5g}" for value in dict.fromkeys((values[0], values[-1]))) if values else None
+        )
+    training["steps"] = sum(stage["steps"] for stage in stages)
+    return dict(_flat({**plan, "training": training}))
+
+
 def _attackers(folder: RunFolder) -> frozenset[str]:
     """The attackers of a drill; empty for any other run."""
     from quietsum.plan import taking_part
@@ -194,10 +220,8 @@ def _attackers(folder: RunFolder) -> frozenset[str]:
     return frozenset(plan.attack.among([party.name for party in taking_part(plan, facts.parties)]))
 
 
-def _print_left_out(rejected: LeftOut | None, attackers: Collection[str]) -> None:
+def _print_left_out(rejected: LeftOut, attackers: Collection[str]) -> None:
     """Whom the rule left out, and how often. For the operator: no report holds it."""
-    if rejected is None:
-        return
     text = (
         f"left out by {rejected.rule}, for the operator alone, in how many of {rejected.rounds} rounds, with the "
         "reason given last. That an update was unlike the others is no verdict"

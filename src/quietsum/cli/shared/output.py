@@ -28,6 +28,7 @@ __all__ = [
     "facts",
     "figure",
     "layer_lines",
+    "line_width",
     "meaning",
     "print_json",
     "print_next",
@@ -53,19 +54,24 @@ def console() -> Console:
     return screen if screen.width <= WIDTH else Console(highlight=False, emoji=False, width=WIDTH)
 
 
+def line_width() -> int:
+    """How long a line of a table may be: as long as it is in a pipe, else what fits on the screen."""
+    return console().width if sys.stdout.isatty() or _stated_width() else _PIPE
+
+
 def print_rows(table: Table) -> None:
-    """Print a table with a name in its first column, which is never broken over two lines.
+    """Print a table with a name in its first column, which is not broken over two lines unless it has spaces.
 
     In a pipe each row is one line, however long, so that what reads it (``awk``, ``cut``) finds whole rows; on a
     terminal, or where COLUMNS says how wide, the other columns are folded.
     """
     from rich.console import Console
 
-    first = table.columns[0]
-    first.no_wrap, first.overflow = True, "ignore"
     if sys.stdout.isatty() or _stated_width():
-        names = max((len(str(cell)) for cell in first.cells), default=0)
-        screen = console()
+        first, screen = table.columns[0], console()
+        names = max((len(str(cell)) for cell in first.cells if " " not in str(cell)), default=0)
+        if all(" " not in str(cell) for cell in first.cells):
+            first.no_wrap, first.overflow = True, "ignore"
         wide = Console(highlight=False, emoji=False, width=max(screen.width, names + 40))
         (screen if names + 40 <= screen.width else wide).print(table)
     else:

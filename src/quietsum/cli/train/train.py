@@ -350,7 +350,7 @@ def _finish(
         print(f"{name:<11} {value:.4f} on {where}")
     print(f"wrote {model}")
     place_option = [] if workspace is None else ["--workspace", workspace]
-    print_next(["ledger", "show", *place_option] if trainer.canaries is None else ["audit", run, *place_option])
+    print_next(["show", run, *place_option] if trainer.canaries is None else ["audit", run, *place_option])
 
 
 def _keep_scores(model: Path, scores: list[dict[str, Any]]) -> None:
