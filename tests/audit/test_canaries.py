@@ -259,7 +259,7 @@ def test_too_few_canaries_are_inconclusive_and_never_passed() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["half noise", "batch clip", "shuffled batches"])
-def test_each_fault_is_contradicted_in_twenty_of_twenty_seeds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_fault_is_contradicted_in_most_seeds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """σ = 2 and 500 canaries × 400 steps × rate 0.05 = 10⁴. A repetition could show a fault that hides by chance."""
     inject(monkeypatch, FAULTS[name][0])
     found = [judge(train(rng=randomness_for_tests(seed))).conclusion for seed in range(20)]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         CanaryAudit as CanaryAudit,
         CanaryClaim as CanaryClaim,
         Conclusion as Conclusion,
+        conclude as conclude,
         judge_canaries as judge_canaries,
     )
 else:

@@ -104,6 +104,8 @@ def read_audit(folder: Path, run: str) -> dict[str, Any] | None:
             if not isinstance(values[name], list) or not all(isinstance(one, dict) for one in values[name]):
                 raise ValueError(f"{name} is no list")
         float(values["lower_bound"]["epsilon"])
+        if values["record"] != _hash_folder(folder / "canaries"):
+            raise ValueError("the record of canaries is not the one it was made from")
         return values
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise CorruptState(f"{path} cannot be read ({error}); make it again: quietsum audit {run}") from None

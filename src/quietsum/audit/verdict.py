@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.audit.evidence import Evidence, Power, find_power, look_at_record
+from quietsum.audit.evidence import LEVEL, Evidence, Power, find_power, look_at_record
 from quietsum.audit.one_run import CONFIDENCE, bound_epsilon
 from quietsum.errors import InvalidParameter
 from quietsum.learning import CanaryRecord
 from quietsum.validate import open_probability, positive
 
-__all__ = ["CanaryAudit", "CanaryClaim", "Conclusion", "judge_canaries"]
+__all__ = ["CanaryAudit", "CanaryClaim", "Conclusion", "conclude", "judge_canaries"]
 
 
 class Conclusion(enum.StrEnum):
@@ -29,6 +30,13 @@ class Conclusion(enum.StrEnum):
     CONTRADICTED = "contradicted"
     CONSISTENT = "consistent"
     INCONCLUSIVE = "inconclusive"
+
+
+def conclude(values: Sequence[float], enough: Sequence[bool], *, steps: int) -> Conclusion:
+    """What p-values, and whether each kind of fault would have been found, come to."""
+    if any(not value >= LEVEL for value in values):
+        return Conclusion.CONTRADICTED
+    return Conclusion.CONSISTENT if steps > 0 and all(enough) else Conclusion.INCONCLUSIVE
 
 
 @final
@@ -82,10 +90,7 @@ class CanaryAudit:
     @property
     def conclusion(self) -> Conclusion:
         """Contradicted, consistent or inconclusive."""
-        if any(one.contradicts for one in self.evidence):
-            return Conclusion.CONTRADICTED
-        enough = self.steps > 0 and all(one.enough for one in self.powers)
-        return Conclusion.CONSISTENT if enough else Conclusion.INCONCLUSIVE
+        return conclude([one.p for one in self.evidence], [one.enough for one in self.powers], steps=self.steps)
 
     @property
     def sentence(self) -> str:

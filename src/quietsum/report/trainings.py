@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
+from quietsum.audit import AUDIT, read_audit
 from quietsum.errors import CorruptState, LedgerBroken, QuietsumError
 from quietsum.files import read_file
 from quietsum.ledger import (
@@ -32,9 +33,9 @@ from quietsum.ledger import (
 )
 from quietsum.privacy import BOUNDED, Budget, Guarantee, PrivacyUnit, person_event
 from quietsum.report.contents import SCHEMA, VERSION, over_all_runs
+from quietsum.report.facts.audits import report_audit, warn_of_audit
 from quietsum.report.facts.protection import Promise, describe, name_nine, stages_of
 from quietsum.report.facts.sections import (
-    NO_AUDIT,
     hash_file,
     list_artefacts,
     list_protected,
@@ -131,7 +132,8 @@ def build_training(training: Training, workspace: Workspace) -> dict[str, Any]:
         claimed = [one for promise in promises for one in promise.guarantees]
         guarantees = [one.to_dict() for one in claimed]
         scores = _scores(training)
-        artefacts = list_artefacts(training.path, ("model.safetensors",))
+        artefacts = list_artefacts(training.path, ("model.safetensors", AUDIT))
+        audit = report_audit(read_audit(training.path, training.run), carries=bool(settings.get("audit")))
         verdict, public = judge(scores, {}), str(dataset["public"])
         size, limits = int(dataset["size"]), [budget_to(limit) for limit in terms.limits]
         books = _books(ledger, charge)
@@ -159,7 +161,7 @@ def build_training(training: Training, workspace: Workspace) -> dict[str, Any]:
             "rounds": rounds,
             "style": "sample",
             "sentences": [*map(_sentence, block["units"]), *over_all_runs(books)],
-            "warnings": _warnings(claimed, settings),
+            "warnings": [*warn_of_audit(audit), *_warnings(claimed, settings)],
             "notes": [f"No lifetime budget was used: {public}."] if public else [],
             "guarantees": guarantees,
             "privacy": block,
@@ -176,7 +178,7 @@ def build_training(training: Training, workspace: Workspace) -> dict[str, Any]:
             "verdict": verdict,
             "utility": utility_of(scores, {}, verdict, artefacts=artefacts),
             "artefacts": artefacts,
-            "audit": dict(NO_AUDIT),
+            "audit": audit,
             "robustness": name_rule(None, None),
             **list_protected(block, guarantees, None, drill=False),
             "parties": [{**dataset, "name": dataset["party"], "clients": 1, "rate": rate}],

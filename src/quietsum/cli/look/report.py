@@ -229,7 +229,7 @@ def _beside(path: Path) -> dict[str, bytes]:
     """Released files that lie beside the report, as in a run's folder."""
     from quietsum import report as reports
 
-    names = ("model.safetensors", "weights.safetensors", "answers.json")
+    names = ("model.safetensors", "weights.safetensors", "answers.json", "audit.json")
     return {
         name: _read(path.with_name(name), "verify", reports.LARGEST_PACK)
         for name in names

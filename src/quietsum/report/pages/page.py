@@ -375,7 +375,15 @@ def _defence(values: Mapping[str, Any]) -> Iterable[str]:
         yield f'<p class="quiet">{escape(rule["findings"])}</p>'
     if audit:
         yield "<h2>Audit</h2>"
-        yield f'<p class="{"quiet" if audit["made"] else "warning"}">{escape(audit["text"])}</p>'
+        sound = audit["made"] and audit.get("conclusion", "consistent") == "consistent"
+        yield f'<p class="{"quiet" if sound else "warning"}">{escape(audit["text"])}</p>'
+    if audit and audit.get("evidence"):
+        yield _table(["test", "what was seen", "against the claim"], [
+            [one["name"], one["found"], "contradicts it" if one["contradicts"] else f"p = {one['p']:.2g}"]
+            for one in audit["evidence"]
+        ])  # fmt: skip
+        found = "; ".join(one["sentence"] for one in audit["powers"])
+        yield f'<p class="quiet">Found in nine audits of ten, unless it says otherwise: {escape(found)}.</p>'
 
 
 def _operator(values: Mapping[str, Any]) -> Iterable[str]:

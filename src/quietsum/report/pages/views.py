@@ -206,7 +206,8 @@ def _satre(values: Mapping[str, Any]) -> str:
              "technical control is differential privacy over all of training, so what the model may have memorised of "
              "one " + (_units(values)[0]["whom"] if _units(values) else "record: nothing is promised") + " is bounded. "
              f"Whether the policy permits export: {OPEN}."),
-            ("3.3.08 Semi-automated checks", "quietsum report --verify on this pack; a person decides."),
+            ("3.3.08 Semi-automated checks", "quietsum report --verify on this pack; a person decides. Audit: "
+             + values["audit"]["text"]),
             ("3.3.09 A machine-readable record of the criteria", "report.json, signed, and bound to the files by their "
              "SHA-256 in MANIFEST.json."),
         ],
@@ -230,6 +231,7 @@ def _model_card(values: Mapping[str, Any]) -> str:
             ("Metrics", (scores or "not measured") + (f". For comparison, without privacy: {others}" if others else "")
              + (f". {values['verdict']}" if values["verdict"] else "")),
             ("Privacy", "; ".join(_promises(values)) + f". An attacker is, {_odds(values)}."),
+            ("Audit", values["audit"]["text"]),
             ("Robustness", f"{values['robustness']['title']}. {values['robustness']['limits']}"),
             ("Caveats", " ".join(values["warnings"]) or "none were raised"),
             ("Ethical considerations", OPEN),

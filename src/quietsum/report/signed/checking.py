@@ -23,6 +23,7 @@ from typing import Any, final
 from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, QuietsumError
 from quietsum.ledger import Charge, ExportedLedger, Head, RunHistory, Terms, Testimony, price_charge, read_export
 from quietsum.privacy import Guarantee, Neighbours, PrivacyUnit
+from quietsum.report.facts.audits import check_audit
 from quietsum.report.facts.curves import find_mu, profile_of, trade_off
 from quietsum.report.facts.protection import NINE, attack, price_rows, price_unit, read_charge, stages_of
 from quietsum.report.facts.sections import hash_utility
@@ -121,6 +122,8 @@ def _check(content: bytes, export: bytes | None, key: str | None, files: Mapping
     if hash_utility(document["utility"], document["artefacts"]) != document["utility"]["sha256"]:
         raise CorruptState("the report is broken: its utility does not fit its hash")
     done.append(("utility", "the scores fit their hash; they were measured where the data is, and not computed again"))
+    if said := check_audit(document):
+        done.append(("audit", said))
     _check_artefacts(document["artefacts"], files, done, left)
     if export is None:
         left.append(

@@ -58,6 +58,7 @@ _ABOUT = {
     "guarantee.md": "who learns what, under which assumption", "guarantee.json": "the same for machines",
     "plan.toml": "the plan as it was frozen", "model.safetensors": "the model, with what it cost in its header",
     "weights.safetensors": "the model as a state dict", "answers.json": "the answers", "options.json": "its options",
+    "audit.json": "the audit of the run by its canaries",
     VERIFIER: "a check of hashes and signatures, to be read", "MANIFEST.json": "the hash of each file, signed",
 }  # fmt: skip
 
