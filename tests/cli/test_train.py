@@ -86,6 +86,7 @@ def test_digits_train_and_say_epsilon_with_its_unit_in_at_most_80_columns(tmp_pa
     done = run("--task", "digits", "--epsilon", 3, "--epochs", 3, "--workspace", tmp_path)
     assert "ε 3.00 of 3 per record" in done.stdout and "per record at δ = 7.4e-05" in done.stdout
     assert "add-or-remove-one" in done.stdout and "floating-point" not in done.stdout  # secure noise, unless stated
+    assert "0.1011 by chance" in done.stdout and "No better" not in done.stdout
     assert "next: quietsum show digits-" in done.stdout.replace("\\\n", "")
     for line in done.stdout.splitlines():
         assert len(line) <= 80 or str(tmp_path) in line
@@ -98,9 +99,15 @@ def test_json_is_one_object_with_the_guarantee_and_the_data_of_each_score(tmp_pa
     values = json.loads(done.stdout)
     assert values["guarantee"]["epsilon"] <= 3.0 and values["guarantee"]["unit"] == "record"
     assert values["metrics"][0]["on"] == "445 published hold-out rows"
+    assert values["metrics"][0]["chance"] == pytest.approx(0.1011, abs=1e-4) and values["verdict"] == ""
     assert Path(values["model"]).is_file()
     with Ledger.open(tmp_path / "ledger.db", read_only=True) as ledger:
         assert ledger.spending(values["run"])[-1].epsilon == pytest.approx(values["guarantee"]["epsilon"])
+
+
+def test_a_score_without_a_baseline_is_called_so(clouds: str, tmp_path: Path) -> None:
+    done = run("--task", clouds, "--epsilon", 3, "--epochs", 1, "--fix", "--workspace", tmp_path)
+    assert "Without a baseline: nothing says what a model that knows nothing" in " ".join(done.stdout.split())
 
 
 def test_a_public_task_may_be_trained_again(tmp_path: Path) -> None:

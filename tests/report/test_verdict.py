@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quietsum.report.facts.verdict import judge
+from quietsum.report.facts.verdict import judge_scores
 
 
 def metric(name: str, value: float, **more: float) -> list[dict[str, object]]:
@@ -26,11 +26,11 @@ def metric(name: str, value: float, **more: float) -> list[dict[str, object]]:
     ],
 )
 def test_a_score_is_called_what_it_is(found: list[dict[str, object]], said: str) -> None:
-    sentence = judge(found, {})
+    sentence = judge_scores(found, {})
     assert sentence.startswith(said)
     assert bool(sentence) == bool(said)
 
 
 def test_a_model_without_privacy_is_a_baseline_and_does_not_lift_a_score_above_chance() -> None:
-    assert judge(metric("dice", 0.8), {"without privacy": 0.87}) == ""
-    assert judge(metric("auc", 0.45), {"without privacy": 0.87}).startswith("No better than chance")
+    assert judge_scores(metric("dice", 0.8), {"without privacy": 0.87}) == ""
+    assert judge_scores(metric("auc", 0.45), {"without privacy": 0.87}).startswith("No better than chance")

@@ -9,6 +9,7 @@ from quietsum.doors import open_door
 if TYPE_CHECKING:
     from quietsum.report.contents import build as build, sign_report as sign_report, write as write
     from quietsum.report.facts.sections import hash_file as hash_file, tell_operator as tell_operator
+    from quietsum.report.facts.verdict import judge_scores as judge_scores
     from quietsum.report.listing import list_run as list_run
     from quietsum.report.pages.page import curve as curve, render_page as render_page
     from quietsum.report.signed.checking import (

@@ -42,7 +42,7 @@ from quietsum.report.facts.sections import (
     name_versions,
     utility_of,
 )
-from quietsum.report.facts.verdict import judge
+from quietsum.report.facts.verdict import judge_scores
 from quietsum.report.figures import percent, shown
 from quietsum.report.pages.page import render_page
 from quietsum.report.signed.signing import plain_values, sign
@@ -112,7 +112,7 @@ def build(folder: RunFolder, workspace: Workspace, ledger: Ledger | None = None)
     block = describe(promises, accounting=privacy.accounting, neighbours=privacy.neighbours, pricing=PRICING)
     clauses, guarantees = card(resolved).to_dict(), [guarantee.to_dict() for guarantee in claimed]
     artefacts = list_artefacts(folder.path, ("model.safetensors", "weights.safetensors", "answers.json"))
-    verdict, drill = judge(metrics, references), plan.attack is not None
+    verdict, drill = judge_scores(metrics, references), plan.attack is not None
     values = {
         **name_nine(block, resolved, privacy.accounting),
         "version": __version__,

@@ -44,7 +44,7 @@ from quietsum.report.facts.sections import (
     name_versions,
     utility_of,
 )
-from quietsum.report.facts.verdict import judge
+from quietsum.report.facts.verdict import judge_scores
 from quietsum.report.figures import percent, shown, small
 from quietsum.report.signed.signing import plain_values
 from quietsum.report.verifier import fingerprint_of
@@ -134,7 +134,7 @@ def build_training(training: Training, workspace: Workspace) -> dict[str, Any]:
         scores = _scores(training)
         artefacts = list_artefacts(training.path, ("model.safetensors", AUDIT))
         audit = report_audit(read_audit(training.path, training.run), carries=bool(settings.get("audit")))
-        verdict, public = judge(scores, {}), str(dataset["public"])
+        verdict, public = judge_scores(scores, {}), str(dataset["public"])
         size, limits = int(dataset["size"]), [budget_to(limit) for limit in terms.limits]
         books = _books(ledger, charge)
         head, public_key = ledger.head, ledger.identity.public_key

@@ -19,7 +19,7 @@ from quietsum.files import write_atomically
 if TYPE_CHECKING:
     from quietsum.learning import Epoch, PrivateTrainer, TrainingHistory
     from quietsum.runs import Workspace
-    from quietsum.tasks import TorchTask
+    from quietsum.tasks import Metrics, TorchTask
 
 __all__ = ["train"]
 
@@ -182,7 +182,8 @@ def _go(
     rate = settings.learning_rate if chosen["learning_rate"] is None else chosen["learning_rate"]
     model = fix_batch_norm(work.model()) if chosen["fix"] else work.model()
     run = resume or new_name(work.name)
-    where = work.evaluate(model).on
+    untrained = work.evaluate(model)
+    where = untrained.on
     screen = _Screen(quiet=as_json)
     alerts = Alerts.at(place.path, terminal=True)
     trainer = PrivateTrainer(
@@ -214,7 +215,7 @@ def _go(
             people=people,
             progress=False,
         )
-        _finish(trainer, history, run, place, workspace, where, as_json)
+        _finish(trainer, history, run, place, workspace, untrained, as_json)
     finally:
         trainer.close()
         alerts.close()
@@ -301,12 +302,12 @@ class _Screen:
 
         if self._quiet:
             return
-        line = progress_line(epoch)[:80]
+        line = progress_line(epoch)
         last = epoch.epoch == epoch.epochs
         if self._live:
-            print(f"\r{line:<80}", end="\n" if last else "", flush=True)
+            print(f"\r{line[:80]:<80}", end="\n" if last else "", flush=True)
         elif last or epoch.epoch % max(1, epoch.epochs // 10) == 0:
-            print(line)
+            print(textwrap.shorten(line, 80, placeholder=" …"))
 
 
 def _finish(
@@ -315,14 +316,19 @@ def _finish(
     run: str,
     place: Workspace,
     workspace: str | None,
-    where: str,
+    untrained: Metrics,
     as_json: bool,
 ) -> None:
+    from quietsum.report import judge_scores
+
     guarantee, plan = history.guarantee, trainer.plan
     assert plan is not None
     model = place.path / "training" / run / "model.safetensors"
-    last = history.epochs[-1]
-    scores = [{"name": name, "value": value, "on": where} for name, value in last.metrics.items()]
+    last, where = history.epochs[-1], untrained.on
+    scores: list[dict[str, Any]] = [
+        {"name": name, "value": value, "on": where, **_chance(untrained, name)} for name, value in last.metrics.items()
+    ]
+    verdict = judge_scores(scores, {})
     _keep_scores(model, scores)
     person = trainer.person_guarantee()
     if as_json:
@@ -330,7 +336,7 @@ def _finish(
             "run": run, "model": str(model), "engine": trainer.engine, "stopped": history.stopped,
             "guarantee": guarantee.to_dict(), "plan": plan.to_dict(),
             "person": None if person is None else person.to_dict(),
-            "metrics": scores,
+            "metrics": scores, "verdict": verdict,
         })  # fmt: skip
         return
     print()
@@ -346,11 +352,19 @@ def _finish(
     print(textwrap.fill(f"{'engine':<11} {trainer.engine}", 80, subsequent_indent=" " * 12))
     for warning in dict.fromkeys((*guarantee.warnings, *(() if person is None else person.warnings))):
         print(textwrap.fill(f"{'warning':<11} {warning}", 80, subsequent_indent=" " * 12))
-    for name, value in last.metrics.items():
-        print(f"{name:<11} {value:.4f} on {where}")
+    for one in scores:
+        beside = f", {one['chance']:.4f} by chance" if "chance" in one else ""
+        print(textwrap.fill(f"{one['name']:<11} {one['value']:.4f} on {where}{beside}", 80, subsequent_indent=" " * 12))
+    if verdict:
+        print(textwrap.fill(verdict, 80))
     print(f"wrote {model}")
     place_option = [] if workspace is None else ["--workspace", workspace]
     print_next(["show", run, *place_option] if trainer.canaries is None else ["audit", run, *place_option])
+
+
+def _chance(untrained: Metrics, name: str) -> dict[str, float]:
+    """What a model that knows nothing scores, where the task knows it."""
+    return {"chance": untrained.chance[name]} if name in untrained.chance else {}
 
 
 def _keep_scores(model: Path, scores: list[dict[str, Any]]) -> None:

@@ -3,11 +3,11 @@
 A score is no news by itself. One that a model would have by chance, or that has nothing beside it, is called so
 wherever it is printed: in ``quietsum run``, in ``quietsum show`` and in the report.
 
->>> judge([{"name": "auc", "value": 0.402, "on": "later payments"}], {})
+>>> judge_scores([{"name": "auc", "value": 0.402, "on": "later payments"}], {})
 'No better than chance: auc 0.402 on later payments, where a model that knows nothing scores 0.500.'
->>> judge([{"name": "accuracy", "value": 0.9, "on": "public rows", "chance": 0.5}], {})
+>>> judge_scores([{"name": "accuracy", "value": 0.9, "on": "public rows", "chance": 0.5}], {})
 ''
->>> judge([{"name": "accuracy", "value": 0.9, "on": "public rows"}], {})
+>>> judge_scores([{"name": "accuracy", "value": 0.9, "on": "public rows"}], {})
 'Without a baseline: nothing says what a model that knows nothing would score in accuracy on public rows.'
 """
 
@@ -18,12 +18,12 @@ from typing import Any
 
 from quietsum.alerts import CHANCE_LEVELS, SCORES
 
-__all__ = ["judge"]
+__all__ = ["judge_scores"]
 
 _MARGIN = 0.02  # as far above chance as an alert asks for
 
 
-def judge(metrics: Sequence[Mapping[str, Any]], references: Mapping[str, float]) -> str:
+def judge_scores(metrics: Sequence[Mapping[str, Any]], references: Mapping[str, float]) -> str:
     """A sentence about the first score; empty where it is better than chance, or where there is no score.
 
     A score whose direction is unknown is compared with nothing; models for comparison are a baseline, too.
