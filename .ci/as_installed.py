@@ -17,9 +17,10 @@ COMMAND = Path(sys.executable).with_name("quietsum")
 GROUPS = ("ledger", "party", "keys")
 COMMANDS = (
     "new", "plan", "run", "train", "tradeoff", "selfcheck", "superlink", "datasets", "runs", "show", "compare",
-    "spend", "calibrate", "curve", "explain", *GROUPS,
+    "spend", "calibrate", "curve", "explain", "report", "audit", "ask", "predict", *GROUPS,
 )  # fmt: skip
 SPEND = ("--noise-multiplier", "1.1", "--sample-rate", "0.01", "--steps", "1000", "--delta", "1e-5")
+FLIPPED = {"flipped.json": "first.json", "flipped.zip": "first.zip"}
 USES: tuple[tuple[int, tuple[str, ...], str], ...] = (
     (0, ("--version",), "quietsum"),
     (0, (), "Usage"),
@@ -39,6 +40,12 @@ USES: tuple[tuple[int, tuple[str, ...], str], ...] = (
     (0, ("show", "first"), "first"),
     (0, ("ledger", "show"), "spent"),
     (0, ("ledger", "verify"), "whole"),
+    (0, ("report", "first", "-o", "first.html"), "signed"),
+    (0, ("ledger", "export", "first.jsonl"), "first.jsonl"),
+    (0, ("report", "--verify", "first.json", "--export", "first.jsonl"), "NOT CHECKED"),
+    (0, ("report", "first", "--pack", "first.zip"), "first.zip"),
+    (0, ("report", "--verify", "first.zip"), "NOT CHECKED"),
+    *((4, ("report", "--verify", name), "error") for name in FLIPPED),
     (2, ("train", "--task", "digits", "--epsilon", "3"), "quietsum[train]"),
     (2, ("run", "run.toml", "--on", "flower", "--keys", "k", "--listen", "127.0.0.1:9092"), "quietsum[federate]"),
 )
@@ -49,6 +56,10 @@ def main() -> None:
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         for code, words, said in USES:
+            if words[-1] in FLIPPED:
+                content = bytearray(Path(folder, FLIPPED[words[-1]]).read_bytes())
+                content[len(content) // 2] ^= 1
+                Path(folder, words[-1]).write_bytes(content)
             done = subprocess.run([COMMAND, *words], cwd=folder, capture_output=True, text=True, timeout=600)
             output = done.stdout + done.stderr
             if done.returncode != code or said not in output or "Traceback" in output:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from scenes import needs_data, quietsum
 
 FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(FOLDER.glob("[0-9]*.py"))
@@ -51,6 +54,25 @@ def test_an_example_runs_and_has_fewer_than_sixty_lines(path: Path, tmp_path: Pa
     if path.stem.startswith("05"):  # its lesson: 2 is right, the mean is far from it, the median of groups is near
         mean, median = (abs(2 - float(slope)) for slope in re.findall(r"slope (\d\.\d\d)", done.stdout))
         assert median < 0.1 < mean
+
+
+@pytest.mark.parametrize("name", ["heart.toml", pytest.param("defended.toml", marks=needs_data)])
+def test_the_report_of_an_example_is_verified_without_its_workspace(name: str, tmp_path: Path) -> None:
+    if name == "defended.toml":
+        pytest.importorskip("torch")
+    work = tmp_path / "work"
+    quietsum("run", FOLDER / name, "--name", "run", "--workspace", work)
+    quietsum("report", "run", "--workspace", work, "--output", tmp_path / "report.html")
+    quietsum("ledger", "export", tmp_path / "books.jsonl", "--workspace", work)
+    told = json.loads(quietsum("report", "run", "--workspace", work, "--json").stdout)
+    for path in (work / "runs" / "run").glob("*.safetensors"):
+        path.rename(tmp_path / path.name)
+    shutil.rmtree(work)
+    found = json.loads(quietsum(
+        "report", "--verify", tmp_path / "report.json", "--export", tmp_path / "books.jsonl",
+        "--key", told["fingerprint"], "--json",
+    ).stdout)  # fmt: skip
+    assert found["not_checked"] == []
 
 
 # ----------------------------------------------------------------------------------------------- across machines
@@ -133,5 +155,8 @@ def test_the_commands_of_the_deployment_run_two_sites_over_tls_and_leave_books_t
     assert terminals.logs().count("charged, and the update leaves") == 2 * 4
     for line in books:
         assert terminals.type(line)
+    terminals.type("quietsum ledger export books.jsonl --workspace workspace")
+    terminals.type("quietsum report latest --workspace workspace -o report.html")
+    assert "ledger" in terminals.type("quietsum report --verify report.json --export books.jsonl")
     assert set(terminals.end().values()) == {0}, terminals.logs()
     assert len((ACROSS / "coordinator.py").read_text(encoding="utf-8").splitlines()) < 60
