@@ -56,7 +56,7 @@ def main() -> None:
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         for code, words, said in USES:
-            if words[-1] in FLIPPED:
+            if words and words[-1] in FLIPPED:
                 content = bytearray(Path(folder, FLIPPED[words[-1]]).read_bytes())
                 content[len(content) // 2] ^= 1
                 Path(folder, words[-1]).write_bytes(content)
