@@ -332,7 +332,7 @@ def check_picture_name(option: str, path: str | None) -> None:
         raise InvalidParameter(option, path, "is named neither .svg nor .png", "a picture is one of these")
     if importlib.util.find_spec("matplotlib") is None:
         problem = "needs matplotlib, which is not installed"
-        raise InvalidParameter(option, path, problem, "name it .svg, or: pip install matplotlib")
+        raise InvalidParameter(option, path, problem, "name it .svg, or: pip install 'quietsum[pictures]'")
 
 
 def save_picture(picture: str | bytes, path: str) -> None:

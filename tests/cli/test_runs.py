@@ -388,7 +388,7 @@ def test_a_training_that_ended_early_is_listed_at_the_price_of_its_whole_plan() 
     claim, so_far = trainer.guarantee(), trainer.get_privacy_spent()[0]
     trainer.close()
     assert so_far < 1.5 and claim.epsilon > 2.99  # the control: there is a smaller number to print
-    Path("quietsum-workspace/training/early/options.json").write_text("{}")
+    Path("quietsum-workspace/training/early/options.json").write_text('{"config": {}}')
     (row,) = json.loads(invoke("runs", "--json").stdout)["trainings"]
     assert row["spent"][0]["epsilon"] == pytest.approx(so_far, rel=1e-6)
     assert row["claim"][0]["epsilon"] == pytest.approx(claim.epsilon, rel=1e-6)

@@ -63,7 +63,7 @@ def test_a_picture_that_is_named_png_is_one(tmp_path: Path) -> None:
 
 def test_without_matplotlib_a_png_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InvalidParameter, match="pip install matplotlib"):
+    with pytest.raises(InvalidParameter, match=r"pip install 'quietsum\[pictures\]'"):
         check_picture_name("output", "a.png")
     check_picture_name("output", "a.svg")  # the control: that needs nothing
     with pytest.raises(InvalidParameter, match="neither"):

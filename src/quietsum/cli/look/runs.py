@@ -173,13 +173,14 @@ def compare(
     folders = [report.find_run(name, place) for name in (first, *others)]
     if len({folder.run for folder in folders}) < len(folders):
         raise InvalidParameter("run", first, "is named twice", "name different runs")
+    listed = iter(_lines([folder for folder in folders if not isinstance(folder, report.Training)], place)[0])
     found, plans = [], []
     for folder in folders:
         if isinstance(folder, report.Training):
             found.append(report.list_training(folder, place))
             plans.append(_settings(report.build_training(folder, place)["plan"]))
         else:
-            found += _lines([folder], place)[0]
+            found.append(next(listed))
             plans.append(dict(_flat(folder.plan().to_dict())))
     keys = sorted({key for plan in plans for key in plan if len({str(p.get(key)) for p in plans}) > 1})
     if as_json:
