@@ -5,6 +5,7 @@
     python benchmarks/defaults.py --device cuda --workers 14 --out runs.jsonl
     python benchmarks/defaults.py --merge runs.jsonl --markdown
     python benchmarks/defaults.py --quick                      one task, one ε: does everything run?
+    python benchmarks/defaults.py --person --epsilon 4         ε per person, where people are known (cards, pose)
 
 For each task and ε per record there are three sides, all with δ = 1/(10 n) and the task's own model:
 
@@ -13,7 +14,9 @@ For each task and ε per record there are three sides, all with δ = 1/(10 n) an
     Opacus     the settings of Opacus' own MNIST tutorial (SGD, learning rate 0.1, clip 1, batch 64, 10 epochs; its
                CIFAR tutorial takes others), where Opacus is installed
 
-What is gained counts over chance: AUC 0.5, the largest class. A row where tuning gains less than 0.05 says nothing
+Per person, both sides use at most so many records of each as PEOPLE says, and Opacus, which knows no people, is left
+out. ``signal`` is Z of quietsum.plan.Learnable, which ``quietsum plan`` prints: below 5 it says that nothing can be
+learnt. What is gained counts over chance: AUC 0.5, the largest class. A row where tuning gains less than 0.05 says nothing
 about defaults and leaves the ratio. Test rows are scored once a run, after the last step; all rows are published, so
 choosing costs nobody anything. Scores of ``heart`` are those of its four hospitals pooled.
 """
@@ -44,6 +47,7 @@ Values = dict[str, Any]
 TASKS = ("heart", "digits", "pose", "cards", "chest-xray", "fraud", "nuclei", "mnist")
 SMALL = ("heart", "digits", "pose")
 ON_GPU = ("nuclei", "mnist")
+PEOPLE = {"cards": 4, "pose": 4}  # records of each that are used, as in a fresh plan
 EPSILONS = (1.0, 3.0, 8.0)
 LEAST_GAIN = 0.05
 
@@ -133,31 +137,37 @@ def work(job: Values) -> Values:
         model = fresh_model(task, job["seed"])
     model = model.to(job["device"])
     records = tuple(part.to(job["device"]) for part in task.records())
-    told, how = "", job["how"]
+    told, how, signal = "", job["how"], None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if job["side"] == "opacus":
             spent = with_opacus(model, task, records, job["epsilon"])
         else:
             trainer = PrivateTrainer(model, config_of(job, task, PrivacyConfig), loss=task.loss, selfcheck=False)
-            if how is None:
-                trainer.train(records)
-            elif how == "own":
-                trainer.train(records, learning_rate=task.settings.learning_rate, optimizer=task.settings.optimizer)
-            else:
-                trainer.train(records, learning_rate=how["rate"], optimizer=how["optimizer"])
-            spent, told = trainer.guarantee().epsilon, trainer.chosen
+            more: Values = {"people": task.people()} if job.get("unit") == "person" else {}
+            if how == "own":
+                more |= {"learning_rate": task.settings.learning_rate, "optimizer": task.settings.optimizer}
+            elif how is not None:
+                more |= {"learning_rate": how["rate"], "optimizer": how["optimizer"]}
+            trainer.train(records, progress=False, **more)
+            promise = trainer.person_guarantee() if job.get("unit") == "person" else trainer.guarantee()
+            spent, told = promise.epsilon, trainer.chosen
+            assert trainer.plan is not None
+            noise = statistics.fmean(stage.noise_multiplier for stage in trainer.plan.stages)
+            signal = trainer.plan.expected_batch * math.sqrt(trainer.plan.steps) / noise
     found = task.evaluate(model)
     metric = next(iter(found.values))
     return {
         "metric": metric, "score": found.values[metric], "chance": found.chance.get(metric, 0.0), "spent": spent,
-        "chosen": told, "on": found.on, "records": task.size, "seconds": round(time.time() - start, 1),
+        "chosen": told, "signal": signal, "on": found.on, "records": task.size, "seconds": round(time.time() - start, 1),
     }  # fmt: skip
 
 
 def config_of(job: Values, task: Any, kind: Any) -> Any:
     """The promise, and what is stated beside it."""
     how, stated = job["how"], {"epsilon": job["epsilon"], "public_size": task.size, "noise": "fast"}
+    if job.get("unit") == "person":
+        stated = {"person_epsilon": job["epsilon"], "max_records": PEOPLE[job["task"]], "noise": "fast"}
     if how is None:
         return kind(**stated)
     if how == "own":
@@ -237,10 +247,10 @@ def run_all(jobs: list[Values], asked: argparse.Namespace) -> list[Values]:
 def choosing(asked: argparse.Namespace) -> list[Values]:
     jobs = []
     for task, epsilon in itertools.product(asked.task, asked.epsilon):
-        tried: list[Any] = settings()[1:13:3] if task in ON_GPU else settings()
+        tried: list[Any] = settings()[1:13:3] if task in ON_GPU else settings()[:: asked.every]
         for how in [*([] if task == "heart" else ["own"]), *tried[:: 6 if asked.quick else 1]]:
             jobs.append(placed({"task": task, "epsilon": epsilon, "side": "choosing", "how": how, "seed": 0,
-                                "choosing": True}, asked))  # fmt: skip
+                                "unit": asked.unit, "choosing": True}, asked))  # fmt: skip
     return jobs
 
 
@@ -256,11 +266,11 @@ def scored(asked: argparse.Namespace, lines: Iterable[Values]) -> list[Values]:
         sides = [("defaults", None)]
         if (task, epsilon) in best:
             sides.append(("tuned", best[task, epsilon]["how"]))
-        if importlib.util.find_spec("opacus") and (task in SMALL or asked.opacus):
+        if asked.unit == "record" and importlib.util.find_spec("opacus") and (task in SMALL or asked.opacus):
             sides.append(("opacus", None))
         for side, how in sides:
             jobs.append(placed({"task": task, "epsilon": epsilon, "side": side, "how": how, "seed": seed,
-                                "choosing": False}, asked))  # fmt: skip
+                                "unit": asked.unit, "choosing": False}, asked))  # fmt: skip
     return jobs
 
 
@@ -272,10 +282,12 @@ class Row:
     """The means of one task at one ε."""
 
     task: str
+    unit: str
     epsilon: float
     metric: str
     chance: float
     means: Mapping[str, float]
+    signal: float
     seeds: int
 
     @property
@@ -289,32 +301,33 @@ class Row:
 
 def rows_of(lines: Iterable[Values]) -> list[Row]:
     """One row for each task and ε, in the order of TASKS."""
-    found: dict[tuple[str, float], dict[str, list[Values]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[tuple[str, str, float], dict[str, list[Values]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         if "score" in line and line["side"] != "choosing":
-            found[line["task"], line["epsilon"]][line["side"]].append(line)
+            found[line["task"], line.get("unit", "record"), line["epsilon"]][line["side"]].append(line)
     rows = []
-    for (task, epsilon), sides in sorted(found.items(), key=lambda item: (TASKS.index(item[0][0]), item[0][1])):
+    for (task, unit, epsilon), sides in sorted(found.items(), key=lambda item: (TASKS.index(item[0][0]), *item[0][1:])):
         one = next(iter(sides.values()))[0]
         means = {side: statistics.fmean(run["score"] for run in runs) for side, runs in sides.items()}
-        rows.append(Row(task=task, epsilon=epsilon, metric=one["metric"], chance=one["chance"], means=means,
+        rows.append(Row(task=task, unit=unit, epsilon=epsilon, metric=one["metric"], chance=one["chance"], means=means,
+                        signal=max((run.get("signal") or 0.0 for run in sides.get("defaults", [])), default=0.0),
                         seeds=max(len(runs) for runs in sides.values())))  # fmt: skip
     return rows
 
 
 def table(rows: list[Row], *, markdown: bool) -> None:
-    heading = ("task", "ε", "score", "chance", "defaults", "tuned", "Opacus", "kept")
-    print("ε per record; mean over seeds on test rows; kept = (defaults − chance) / (tuned − chance).\n")
+    heading = ("task", "unit", "ε", "signal", "score", "chance", "defaults", "tuned", "Opacus", "kept")
+    print("Mean over seeds on test rows; kept = (defaults − chance) / (tuned − chance).\n")
     cells = []
     for row in rows:
         shown = [f"{row.means[side]:.3f}" if side in row.means else "–" for side in ("defaults", "tuned", "opacus")]
         kept = "–" if row.kept is None else f"{row.kept:.2f}"
-        cells.append((row.task, f"{row.epsilon:g}", row.metric, f"{row.chance:.3f}", *shown, kept))
+        cells.append((row.task, row.unit, f"{row.epsilon:g}", f"{row.signal:.0f}", row.metric, f"{row.chance:.3f}", *shown, kept))
     if markdown:
         print("| " + " | ".join(heading) + " |\n|" + "---|" * len(heading))
         print("\n".join("| " + " | ".join(line) + " |" for line in cells))
     else:
-        widths = (12, 4, 9, 8, 10, 8, 8, 5)
+        widths = (12, 8, 4, 8, 9, 8, 10, 8, 8, 5)
         for line in (heading, *cells):
             print("".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
     ratios = [row.kept for row in rows if row.kept is not None]
@@ -336,6 +349,8 @@ def main() -> int:
     parser.add_argument("--gpu-workers", type=int, default=4, help="processes that share the GPU")
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
     parser.add_argument("--opacus", action="store_true", help="Opacus on the large tasks, too, in batches of 64")
+    parser.add_argument("--person", action="store_true", help="ε is that of a person, for tasks that know people")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="try every N-th of the 13 settings only")
     parser.add_argument("--only", choices=("defaults", "tuned", "opacus"), help="one side")
     parser.add_argument("--out", help="append one JSON line per finished run")
     parser.add_argument("--merge", nargs="+", metavar="FILE", help="print the table from such files")
@@ -349,6 +364,9 @@ def main() -> int:
         return 0
     if asked.quick:
         asked.task, asked.epsilon, asked.seeds = ["heart"], [3.0], 1
+    asked.unit = "person" if asked.person else "record"
+    if asked.person:
+        asked.task = [task for task in asked.task if task in PEOPLE]
     lines: list[Values] = utility.read_lines(asked.merge) if asked.merge else []
     if not asked.merge:
         tries = [] if asked.only in ("defaults", "opacus") else run_all(choosing(asked), asked)
