@@ -24,6 +24,7 @@ from quietsum.cli.account.explain import explain
 from quietsum.cli.account.spend import spend
 from quietsum.cli.look.alerts import alerts
 from quietsum.cli.look.audit import audit
+from quietsum.cli.look.doctor import doctor
 from quietsum.cli.look.ledger import app as ledger
 from quietsum.cli.look.predict import predict
 from quietsum.cli.look.receipts import receipts
@@ -240,6 +241,7 @@ app.command(rich_help_panel=LOOK)(predict)
 app.command(rich_help_panel=LOOK)(suspects)
 app.add_typer(ledger, name="ledger", rich_help_panel=LOOK)
 app.command(rich_help_panel=LOOK)(alerts)
+app.command(rich_help_panel=LOOK)(doctor)
 app.command(rich_help_panel=ACCOUNT)(spend)
 app.command(rich_help_panel=ACCOUNT)(calibrate)
 app.command(rich_help_panel=ACCOUNT)(curve)
