@@ -18,8 +18,8 @@ if TYPE_CHECKING:
         choose_canaries as choose_canaries,
         read_canaries as read_canaries,
     )
-    from quietsum.learning.cards import list_cards as list_cards
     from quietsum.learning.checks.before_training import while_checking as while_checking, wrap_task as wrap_task
+    from quietsum.learning.checks.cards import list_cards as list_cards
     from quietsum.learning.checks.numpy_step import (
         CheckedDescent as CheckedDescent,
         Field as Field,
