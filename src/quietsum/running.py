@@ -87,6 +87,24 @@ class Run:
         params, _ = read_model(self.path / "model.safetensors")
         return params
 
+    def _repr_html_(self) -> str:
+        from quietsum.charts import svg
+        from quietsum.notebook import show_table
+        from quietsum.privacy import bounds_of
+        from quietsum.report import curve
+
+        rows = [("outcome", f"{self.outcome} after round {self.rounds:,}")]
+        rows += [
+            (f"per {one.whom}", f"{bounds_of(one)} at δ = {one.delta:g}, {one.observer}") for one in self.guarantees
+        ]
+        rows += [] if self.guarantees else [("privacy", "NO PRIVACY GUARANTEE")]
+        rows += [(str(name), f"{float(value):.3f}") for name, value in self.metrics.items()]
+        rows += [("folder", str(self.path))]
+        notes = [*self.report.get("warnings", ()), *([] if self.error is None else [str(self.error)])]
+        chart = curve(self.report)
+        picture = "" if chart is None else svg(chart, width=620, height=360)
+        return show_table(f"Run {self.name}", rows, notes=notes, picture=picture)
+
 
 def load_model(run: Run | str | os.PathLike[str] = "latest", *, workspace: Place = None) -> Any:
     """The finished model of ``run``: a :class:`Run`, a name in ``workspace``, or the folder of a run or a training.

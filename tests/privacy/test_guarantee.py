@@ -85,19 +85,21 @@ class Cells(HTMLParser):
 
 def test_the_notebook_view_shows_every_row() -> None:
     cells = Cells(guarantee(order=4.0, certified=True, warnings=("mind the gap",))._repr_html_())
-    assert cells.tags == {"table", "tr", "th", "td"}
-    rows = dict(zip(cells.texts[::2], cells.texts[1::2], strict=True))
-    assert rows == {
-        "ε (upper bound)": "1.5",
-        "ε (lower bound)": "1.25",
+    assert cells.tags == {"table", "caption", "b", "tbody", "tr", "th", "td"}
+    title, *texts = cells.texts
+    assert title == "1.2500 ≤ ε ≤ 1.5000 per record"
+    assert dict(zip(texts[::2], texts[1::2], strict=True)) == {
         "δ": "1e-05",
-        "protects one": "record",
-        "against": "recipients",
+        "protects": "one record, against recipients of the model",
         "neighbours": "add-or-remove-one",
-        "method": "by hand, order 4",
-        "certified": "yes",
+        "method": "by hand, order 4 (two-sided, every error inside the bounds)",
         "warning": "mind the gap",
     }
+
+
+def test_the_notebook_view_rounds_an_upper_bound_up() -> None:
+    title, *_ = Cells(guarantee(epsilon=1.00001, epsilon_lower=0.0)._repr_html_()).texts
+    assert title == "ε ≤ 1.0001 per record"
 
 
 def test_the_notebook_view_escapes_what_others_wrote() -> None:
@@ -105,7 +107,7 @@ def test_the_notebook_view_escapes_what_others_wrote() -> None:
     page = guarantee(method=hostile, warnings=(hostile,))._repr_html_()
     cells = Cells(page)
     assert "script" not in cells.tags
-    assert cells.texts.count(hostile) == 2
+    assert sum(hostile in text for text in cells.texts) == 2
     assert "<script" not in page
 
 

@@ -108,6 +108,31 @@ class TrainingHistory:
         """Those of the last epoch."""
         return self.epochs[-1].metrics if self.epochs else {}
 
+    def _repr_html_(self) -> str:
+        from quietsum.charts import Chart, Series, svg
+        from quietsum.notebook import show_table
+        from quietsum.privacy import bounds_of, figure_of
+
+        names = list(self.metrics)
+        rows = [
+            (str(one.epoch), figure_of(one.spent.epsilon), *(f"{one.metrics[name]:.3f}" for name in names))
+            for one in self.epochs if set(names) <= set(one.metrics)
+        ]  # fmt: skip
+        points = tuple((float(one.epoch), one.spent.epsilon) for one in self.epochs)
+        whom, budget = self.guarantee.whom, self.epochs[-1].budget if self.epochs else None
+        drawn = len(points) > 1 and all(math.isfinite(epsilon) for _, epsilon in points)
+        picture = svg(Chart(
+            title=f"ε per {whom} after each epoch", x_label="epoch", y_label=f"ε per {whom}",
+            series=(Series(label="spent", points=points),), limit=None if budget is None else ("budget", budget),
+        ), width=620, height=360) if drawn else ""  # fmt: skip
+        lost = [f"{self.lost_steps:,} steps were charged and lost in a kill"] if self.lost_steps else []
+        on = [f"scores stand on {self.epochs[-1].metrics_on}"] if names else []
+        return show_table(
+            f"Training, {self.stopped} after {len(self.epochs)} epochs", rows, heads=("epoch", f"ε per {whom}", *names),
+            notes=[f"{bounds_of(self.guarantee)} per {whom} at δ = {self.guarantee.delta:g}", *on, *lost],
+            picture=picture,
+        )  # fmt: skip
+
 
 def progress_line(epoch: Epoch) -> str:
     """One line for people: ``epoch 3/20 · ε 1.21 of 3 per record · accuracy 0.913 on the hold-out``."""

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         RunSummary as RunSummary,
     )
     from quietsum.ledger.ledger import Ledger as Ledger
+    from quietsum.ledger.notebook_view import budget_text as budget_text, spent_text as spent_text
     from quietsum.ledger.pricing import (
         FIRST as FIRST,
         PRICING as PRICING,

@@ -493,6 +493,11 @@ class Ledger:
                 if book.plans or book.budget is not None
             )
 
+    def _repr_html_(self) -> str:
+        from quietsum.ledger.notebook_view import show_ledger
+
+        return show_ledger(self)
+
     def verify(self, anchors: Iterable[Head] = (), *, every_signature: bool = False) -> Verification:
         """Read everything again and recompute every ε; :class:`LedgerBroken` names the first bad entry.
 

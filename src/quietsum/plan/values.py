@@ -364,6 +364,11 @@ class Plan:
 
         return plan_from_values(values, where="the plan")
 
+    def _repr_html_(self) -> str:
+        from quietsum.plan.text.notebook_view import show_plan
+
+        return show_plan(self)
+
     def to_toml(self) -> str:
         """A complete ``run.toml``: reading it back gives this plan."""
         from quietsum.plan.text.files import to_toml

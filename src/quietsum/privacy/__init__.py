@@ -87,5 +87,6 @@ if TYPE_CHECKING:
     )
     from quietsum.privacy.rounds import PrivacyAccountant as PrivacyAccountant, get_privacy_spent as get_privacy_spent
     from quietsum.privacy.units import Neighbours as Neighbours, Observer as Observer, PrivacyUnit as PrivacyUnit
+    from quietsum.privacy.wording import bounds_of as bounds_of, facts_of as facts_of, figure_of as figure_of
 else:
     __getattr__, __dir__, __all__ = open_door(__name__)

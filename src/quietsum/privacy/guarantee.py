@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import math
 from collections.abc import Mapping
 from typing import Any, NoReturn, final
 
 from quietsum.errors import CorruptState, InvalidParameter, MixedUnits, QuietsumError
+from quietsum.notebook import show_table
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 from quietsum.validate import (
     finite_number,
@@ -149,19 +149,10 @@ class Guarantee:
         return "\n".join([text, *(f"warning: {warning}" for warning in self.warnings)])
 
     def _repr_html_(self) -> str:
-        rows = [
-            ("ε (upper bound)", f"{self.epsilon:.6g}"),
-            ("ε (lower bound)", f"{self.epsilon_lower:.6g}"),
-            ("δ", f"{self.delta:g}"),
-            ("protects one", self.whom),
-            ("against", self.observer.value),
-            ("neighbours", self.neighbours.value),
-            ("method", self.method + (f", order {self.order:g}" if self.order is not None else "")),
-            ("certified", "yes" if self.certified else "no"),
-            *(("warning", warning) for warning in self.warnings),
-        ]
-        cells = "".join(f"<tr><th align=left>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in rows)
-        return f"<table>{cells}</table>"
+        from quietsum.privacy.wording import bounds_of, facts_of
+
+        rows = [("δ", f"{self.delta:g}"), *facts_of(self), *(("warning", warning) for warning in self.warnings)]
+        return show_table(f"{bounds_of(self)} per {self.whom}", rows)
 
 
 @final

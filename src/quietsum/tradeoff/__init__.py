@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         Tradeoff as Tradeoff,
         analyze_privacy_utility_tradeoff as analyze_privacy_utility_tradeoff,
     )
+    from quietsum.tradeoff.notebook_view import interval_text as interval_text
     from quietsum.tradeoff.outcomes import Outcome as Outcome
     from quietsum.tradeoff.picture import chart_of as chart_of
     from quietsum.tradeoff.searching import SearchCost as SearchCost, search_cost as search_cost

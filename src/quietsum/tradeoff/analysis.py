@@ -92,6 +92,11 @@ class Tradeoff:
             written["guarantee"] = row.guarantee.to_dict()
         return values
 
+    def _repr_html_(self) -> str:
+        from quietsum.tradeoff.notebook_view import show_tradeoff
+
+        return show_tradeoff(self)
+
 
 def analyze_privacy_utility_tradeoff(results: Iterable[Outcome], *, level: float = LEVEL) -> Tradeoff:
     """Final score, final ε and privacy efficiency for every ε in ``results``, with intervals over seeds.

@@ -7,7 +7,6 @@ several coordinators share.
 
 from __future__ import annotations
 
-import math
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -172,6 +171,8 @@ def _print_books(books: tuple[Book, ...]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from quietsum.ledger import budget_text, spent_text
+
     if not books:
         print("no dataset has been touched yet")
         return
@@ -179,27 +180,13 @@ def _print_books(books: tuple[Book, ...]) -> None:
     for name in ("party", "dataset", "lifetime budget", "spent", "plans"):
         table.add_column(name, justify="right" if name == "plans" else "left", overflow="fold")
     for book in books:
-        if book.budget is None:
-            budget, spent = Text(f"none per {book.unit}"), Text("no gate" if book.public else "no plan since")
-        else:
-            budget = Text(f"ε {book.budget.figure} per {book.unit}, δ {book.budget.delta:g}")
-            spent = Text(_spent(book))
-        table.add_row(Text(book.party), Text(book.dataset), budget, spent, str(book.plans))
+        cells = (book.party, book.dataset, budget_text(book), spent_text(book), str(book.plans))
+        table.add_row(*map(Text, cells))
     print_rows(table)
     for reason in dict.fromkeys(book.public for book in books if book.public):
         names = list(dict.fromkeys(f"{book.party}/{book.dataset}" for book in books if book.public == reason))
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         console().print(Text(f"no gate for {shown}: {reason}"))
-
-
-def _spent(book: Book) -> str:
-    if book.plans == 0 or book.guarantee is None:
-        return "nothing"
-    from quietsum.ledger import exceeds
-
-    if book.budget is not None and exceeds(book.guarantee.epsilon, book.budget.epsilon):
-        return "more than that" + ("" if math.isinf(book.guarantee.epsilon) else f": ε {book.guarantee.epsilon:.3g}")
-    return f"{100 * book.spent_fraction:.1f} %" + (" (filter)" if book.guarantee.method == "Rényi filter" else "")
 
 
 def _print_run(values: dict[str, Any]) -> None:

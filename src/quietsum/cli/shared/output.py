@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quietsum.privacy import Guarantee, Observer, PrivacyUnit
+from quietsum.privacy import Guarantee, PrivacyUnit, bounds_of as bounds, facts_of as facts, figure_of as figure
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,44 +100,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
-
-
-def figure(value: float, *, up: bool = True) -> str:
-    """A bound for people: four decimals, or four digits when small; rounded up, or down for a lower bound."""
-    if math.isinf(value):
-        return "∞"
-    if value == 0:
-        return "0"
-    digits = 4 if value >= 0.1 else min(300, 3 - math.floor(math.log10(value)))
-    if value >= 1e8:
-        return f"{value:.6g}"
-    scaled = value * 10.0**digits
-    nearest = round(scaled)
-    if abs(scaled - nearest) > 1e-6:  # 2.5 stays 2.5, whatever its last bit says
-        nearest = math.ceil(scaled) if up else math.floor(scaled)
-    return f"{nearest / 10.0**digits:.{digits}f}"
-
-
-def bounds(guarantee: Guarantee) -> str:
-    """ε from both sides."""
-    if guarantee.epsilon_lower <= 0 or math.isinf(guarantee.epsilon):
-        return f"ε ≤ {figure(guarantee.epsilon)}"
-    lower, upper = figure(guarantee.epsilon_lower, up=False), figure(guarantee.epsilon)
-    return f"ε = {upper}" if lower == upper else f"{lower} ≤ ε ≤ {upper}"
-
-
-def facts(guarantee: Guarantee) -> list[tuple[str, str]]:
-    """What a guarantee is about, as name and text."""
-    against = "the server" if guarantee.observer is Observer.SERVER else "recipients of the model"
-    method = guarantee.method + (f", order {guarantee.order:g}" if guarantee.order is not None else "")
-    kind = "two-sided, every error inside the bounds" if guarantee.certified else "numerical bound"
-    if not guarantee.certified and guarantee.epsilon_lower > 0:
-        kind = "two-sided numerical bounds"
-    return [
-        ("protects", f"one {guarantee.whom}, against {against}"),
-        ("neighbours", str(guarantee.neighbours.value)),
-        ("method", f"{method} ({kind})"),
-    ]
 
 
 def renyi_line(guarantee: Guarantee, renyi: Guarantee | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -159,17 +159,20 @@ def _everything(work: TorchTask, found: Tradeoff, delta: float | None, epochs: i
 
 
 def _print(found: Tradeoff, costs: list[SearchCost], everything: Guarantee, runs: int) -> None:
+    from quietsum.tradeoff import interval_text
+
     print()
     metric = found.metric if len(found.metric) <= 10 else found.metric[:9] + "…"
     head = ("ε per record", "δ", metric, f"{100 * found.level:g} % interval", "share kept", "its interval")
     widths = (14, 9, 10, 17, 11, 17)
     print(_line(head, widths))
     if found.plain is not None:
-        print(_line(("none", "–", f"{found.plain.mean:.4f}", _span(found.plain.interval), "1", ""), widths))
+        print(_line(("none", "–", f"{found.plain.mean:.4f}", interval_text(found.plain.interval), "1", ""), widths))
     for row in found.rows:
         print(_line((
-            f"≤ {figure(row.guarantee.epsilon)}", f"{row.guarantee.delta:.2g}", f"{row.mean:.4f}", _span(row.interval),
-            "–" if row.efficiency is None else f"{row.efficiency:.4f}", _span(row.efficiency_interval),
+            f"≤ {figure(row.guarantee.epsilon)}", f"{row.guarantee.delta:.2g}", f"{row.mean:.4f}",
+            interval_text(row.interval), "–" if row.efficiency is None else f"{row.efficiency:.4f}",
+            interval_text(row.efficiency_interval),
         ), widths))  # fmt: skip
     print()
     some = found.on[0] if len(found.on) == 1 else f"{found.on[0]}, and so on: {len(found.on)} paired splits"
@@ -207,10 +210,6 @@ def _print_search(costs: list[SearchCost], everything: Guarantee, runs: int) -> 
 
 def _line(cells: tuple[str, ...], widths: tuple[int, ...]) -> str:
     return "".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()
-
-
-def _span(interval: Any) -> str:
-    return "" if interval is None else f"{interval[0]:.4f} – {interval[1]:.4f}"
 
 
 def _paragraph(text: str) -> None:

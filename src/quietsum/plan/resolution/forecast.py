@@ -16,7 +16,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, final
 
+from quietsum.charts import Chart, Series, svg
 from quietsum.errors import PlanRefused, QuietsumError, UnsupportedEvent
+from quietsum.notebook import show_table
 from quietsum.privacy import (
     Budget,
     Gaussian,
@@ -26,6 +28,7 @@ from quietsum.privacy import (
     Repeated,
     accountant_for,
     calibrate_noise,
+    figure_of,
 )
 
 if TYPE_CHECKING:
@@ -84,6 +87,21 @@ class Forecast:
     rows: tuple[ForecastRow, ...] = ()
     whole: tuple[Guarantee, ...] = ()
 
+    def _repr_html_(self) -> str:
+        from quietsum.plan.resolution.resolved import NO_GUARANTEE
+
+        if not self.whole:
+            return show_table("Forecast", [("privacy", NO_GUARANTEE)])
+        rows, last = pick_rows(self.rows), [figure_of(one.epsilon) for one in self.whole]
+        shown = [(f"{row.round:,}", *(figure_of(one.epsilon) for one in row.guarantees)) for row in rows]
+        heads = ["after round", *(f"ε per {one.whom}, {one.observer}" for one in self.whole)]
+        points = tuple((float(row.round), row.epsilon) for row in self.rows)
+        line = Series(label=f"ε, in all {last[0]}", points=points)
+        chart = Chart(title="spent, if the schedule runs as planned", x_label="rounds", series=(line,),
+                      y_label=f"ε per {self.whole[0].whom}", note=f"δ = {self.whole[0].delta:g}")  # fmt: skip
+        picture = svg(chart, width=620, height=360) if len(points) > 1 else ""
+        return show_table("Forecast", [*shown, ("whole plan", *last)], heads=heads, picture=picture)
+
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,6 +132,13 @@ class ClientSignal:
     expected: float
     length: float
     needed: int
+
+
+def pick_rows(rows: Sequence[ForecastRow], most: int = 9) -> list[ForecastRow]:
+    """At most so many rows, evenly spread, the first and the last among them."""
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[place] for place in sorted({round((len(rows) - 1) * step / (most - 1)) for step in range(most)})]
 
 
 # ------------------------------------------------------------------------------------------------- costs
