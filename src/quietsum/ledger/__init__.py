@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         RunSummary as RunSummary,
     )
     from quietsum.ledger.ledger import Ledger as Ledger
-    from quietsum.ledger.notebook_view import budget_text as budget_text, spent_text as spent_text
+    from quietsum.ledger.notebook_view import say_budget as say_budget, say_spent as say_spent
     from quietsum.ledger.pricing import (
         FIRST as FIRST,
         PRICING as PRICING,

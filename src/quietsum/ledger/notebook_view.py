@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from quietsum.ledger.books import Book
     from quietsum.ledger.ledger import Ledger
 
-__all__ = ["budget_text", "show_ledger", "spent_text"]
+__all__ = ["say_budget", "say_spent", "show_ledger"]
 
 
 def show_ledger(ledger: Ledger) -> str:
@@ -26,8 +26,7 @@ def show_ledger(ledger: Ledger) -> str:
     except QuietsumError as error:
         return show_table("Ledger", [("cannot be read", str(error))])
     rows = [
-        (book.party, book.dataset, budget_text(book), spent_text(book), f"{book.plans:,}", book.public)
-        for book in books
+        (book.party, book.dataset, say_budget(book), say_spent(book), f"{book.plans:,}", book.public) for book in books
     ]
     runs = ", ".join(f"{run.run} ({run.committed} of {run.rounds} rounds committed)" for run in ledger.runs())
     notes = [
@@ -40,14 +39,14 @@ def show_ledger(ledger: Ledger) -> str:
     return show_table(f"Ledger {ledger.identity.ledger[:16]}…", rows, heads=heads, notes=notes)
 
 
-def budget_text(book: Book) -> str:
+def say_budget(book: Book) -> str:
     """The lifetime budget of an account in words."""
     if book.budget is None:
         return f"none per {book.unit}"
     return f"ε {book.budget.figure} per {book.unit}, δ {book.budget.delta:g}"
 
 
-def spent_text(book: Book) -> str:
+def say_spent(book: Book) -> str:
     """How much of a lifetime budget is gone."""
     if book.budget is None:
         return "no gate" if book.public else "no plan since"

@@ -171,7 +171,7 @@ def _print_books(books: tuple[Book, ...]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from quietsum.ledger import budget_text, spent_text
+    from quietsum.ledger import say_budget, say_spent
 
     if not books:
         print("no dataset has been touched yet")
@@ -180,7 +180,7 @@ def _print_books(books: tuple[Book, ...]) -> None:
     for name in ("party", "dataset", "lifetime budget", "spent", "plans"):
         table.add_column(name, justify="right" if name == "plans" else "left", overflow="fold")
     for book in books:
-        cells = (book.party, book.dataset, budget_text(book), spent_text(book), str(book.plans))
+        cells = (book.party, book.dataset, say_budget(book), say_spent(book), str(book.plans))
         table.add_row(*map(Text, cells))
     print_rows(table)
     for reason in dict.fromkeys(book.public for book in books if book.public):
