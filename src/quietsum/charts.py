@@ -25,6 +25,7 @@ from typing import Literal, final
 
 from quietsum.errors import InvalidParameter
 from quietsum.files import DiskFull, NoRoom, check_output, write_output
+from quietsum.notebook import show_picture
 
 __all__ = [
     "STYLE",
@@ -98,6 +99,9 @@ class Chart:
             for value in values:
                 if not math.isfinite(value) or (log and value <= 0):
                     raise InvalidParameter(name, value, "cannot be drawn", "leave such points out of the chart")
+
+    def _repr_html_(self) -> str:
+        return show_picture(svg(self))
 
     @property
     def x_scale(self) -> Scale:
