@@ -1,8 +1,18 @@
-"""Sphinx reads the Markdown of this folder and the docstrings of the package. Nothing is fetched from anywhere."""
+"""Sphinx reads the Markdown of this folder and the docstrings of the package. Nothing is fetched from anywhere.
+
+The pages on commands and on rooms are made from the code when a build begins (``generate.py``).
+"""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import Any
+
 import quietsum
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
 
 project = "quietsum"
 author = "the quietsum authors"
@@ -21,3 +31,9 @@ autodoc_default_options = {"members": True, "show-inheritance": False}
 html_theme = "furo"
 html_title = f"quietsum {release}"
 html_show_sphinx = False
+
+
+def setup(app: Any) -> None:
+    import generate
+
+    app.connect("builder-inited", lambda _: generate.write(HERE / "reference"))

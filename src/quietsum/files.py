@@ -54,9 +54,11 @@ __all__ = [
 ]
 
 PRIVATE = 0o600
+"""The permissions of a file that only its owner may read."""
 LARGEST = 1 << 26
 """Bytes of the largest text that is read whole: reports, facts of a run, many times what they are."""
 RESUME = "make room, then use --resume"
+"""What to do after a disk was full."""
 
 
 class NoRoom(QuietsumError):

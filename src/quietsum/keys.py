@@ -73,8 +73,11 @@ class Bound:
 
 
 ANY = Bound()
+"""No bound."""
 POSITIVE = Bound(above=0)
+"""A number above 0."""
 NON_NEGATIVE = Bound(least=0)
+"""A number of 0 or more."""
 SHARE = Bound(above=0, most=1)
 """(0, 1]: the rate of a draw."""
 FRACTION = Bound(least=0, most=1)
@@ -84,7 +87,9 @@ OPEN_FRACTION = Bound(above=0, below=1)
 BELOW_ONE = Bound(least=0, below=1)
 """[0, 1): a decay."""
 NAME = Bound(shortest=1, named=True)
+"""One name that can be printed."""
 NAMES = Bound(named=True)
+"""Names that can be printed; there may be none."""
 FILLED = Bound(shortest=1)
 """A text, or list, that is not empty."""
 WORDS = Bound(single=True)

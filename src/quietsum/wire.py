@@ -53,6 +53,7 @@ they are public. JSON takes about forty times its size while it is parsed, so th
 LARGEST_NUMBER = 2**53
 """The largest whole number in a letter: JSON carries it exactly everywhere, and any store can hold it."""
 HUGE_NUMBER = "the message holds a whole number beyond 2^53"
+"""The refusal of a number that another reader of JSON would round."""
 SIGNATURE = 64
 _FIELDS = {"protocol", "kind", "id", "to", "answers", "sender", "knows", "vector", "length", "body"}
 _PAYLOAD = "payload"  # its SHA-256 and length; a message without a payload does not have the field

@@ -24,6 +24,7 @@ from quietsum.runs import Workspace
 __all__ = ["AUDIT", "audit_training", "claim_of", "read_audit"]
 
 AUDIT = "audit.json"
+"""The file beside a training that holds what its audit found."""
 FORMAT = "quietsum-audit-1"
 _HOW = "canaries are part of a training's plan: quietsum train … --audit 500, or PrivateTrainer(…, audit=Canaries())"
 

@@ -31,6 +31,7 @@ from quietsum.cli.look.receipts import receipts
 from quietsum.cli.look.report import report
 from quietsum.cli.look.runs import compare, runs, show
 from quietsum.cli.look.suspects import suspects
+from quietsum.cli.shared.arguments import restore_help
 from quietsum.cli.shared.fractions import resolve_fractions
 from quietsum.cli.shared.screen import guard_screens
 from quietsum.cli.sites.data import app as data
@@ -87,6 +88,8 @@ class Commands(TyperGroup):
                 if hasattr(stream, "reconfigure"):
                     stream.reconfigure(errors="replace")
             words = resolve_fractions(self, sys.argv[1:] if args is None else args)
+            if not {"-h", "--help"}.isdisjoint(words):
+                restore_help(self)
             with guard_screens():
                 result = super().main(
                     words, prog_name, complete_var, standalone_mode=False, windows_expand_args=windows_expand_args,

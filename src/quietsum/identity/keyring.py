@@ -73,6 +73,7 @@ __all__ = [
 PUBLIC = 0o644
 ROSTER = "parties.toml"
 CLIENTS = "clients.crt"
+"""The file with the certificates that clients may come with."""
 HEADER = "# Who may take part, by the public half of their node key. Keep this file from being changed by others.\n"
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*]')
 _RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))}
@@ -296,6 +297,7 @@ def _lock(folder: Path) -> Iterator[None]:
 # -------------------------------------------------------------------------------------------- inspecting
 
 SOON = datetime.timedelta(days=30)
+"""A certificate that ends within this time is warned of."""
 
 
 @final

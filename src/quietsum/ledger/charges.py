@@ -33,6 +33,7 @@ from quietsum.validate import probability, whole_number
 __all__ = ["ACCOUNTINGS", "Charge", "Dataset", "Terms", "budget_from", "budget_to", "draws_twice", "require_charges"]
 
 ACCOUNTINGS = ("exact", "rdp", "moments")
+"""How a run may be priced: the names that a plan may say."""
 
 
 @final

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["FILTER", "NOTHING", "NO_GATE", "ONE_RUN", "OVERDRAWN", "status_of"]
 
 NOTHING, ONE_RUN, FILTER = "nothing spent", "one run", "filter"
+"""How a site's account stands while its budget holds: untouched, under one plan, or under a filter over several."""
 OVERDRAWN, NO_GATE = "overdrawn", "no gate"
+"""How an account stands that no budget holds: more is spent than it allows, or its data is public."""
 """What ``held_by`` may be: nothing has been spent; one run, bounded by its own ε; several, held by the filter; more was
 spent than the budget, while the data was public; the ledger still calls the data public and counts nothing."""
 

@@ -83,6 +83,7 @@ PRESETS = MappingProxyType(
         "performance": Preset(epsilon=10.0, delta=1e-4),
     }
 )
+"""The presets that a plan may name. A δ that is too large for the data is lowered."""
 
 
 def safe_delta(sizes: Iterable[int]) -> float:

@@ -53,6 +53,7 @@ from quietsum.runs import NO_GUARANTEE, RunFolder, Workspace, plain_scores, take
 __all__ = ["SCORES", "Training", "build_training", "find_run", "find_training", "list_training"]
 
 SCORES = "scores.json"
+"""The file beside a training that holds its scores on public rows."""
 FORECAST = 60
 
 

@@ -48,7 +48,9 @@ __all__ = [
 REPORT = "quietsum-report-1"
 MANIFEST = "quietsum-pack-1"
 LARGEST_REPORT = 64 * 1024 * 1024
+"""Bytes of the largest report that is read."""
 LARGEST_PACK = 1024 * 1024 * 1024
+"""Bytes of the largest pack that is read."""
 MOST_FILES = 64
 LEAST_KEY = 32
 _NAME = re.compile(r"(?:views/)?[A-Za-z0-9][A-Za-z0-9._-]{0,80}")

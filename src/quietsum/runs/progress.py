@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["NO_GUARANTEE", "EventLines", "Pace", "Progress", "bar", "round_line", "say_spent"]
 
 NO_GUARANTEE = "NO PRIVACY GUARANTEE"
+"""What is printed where a figure would stand, if nothing is promised."""
 DRILL = "a drill, no promise"
 _LONG = 10.0  # seconds after which plain lines tell the pace
 _WIDTH = 80

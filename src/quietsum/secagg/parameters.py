@@ -69,6 +69,7 @@ ONE_IN = 20
 """A sparse graph is made for one colluder in so many at least, however few are stated."""
 
 SECURITY_FAILURE = 2.0**-40
+"""The chance that a sparse graph is insecure stays below this."""
 PROGRESS_FAILURE = 2.0**-20
 FEWEST_HONEST = 2
 """Honest inputs that every released sum holds at the least: a sum of one would be that one."""

@@ -39,6 +39,7 @@ TESTS = {
     "T10": "restart",
     "T11": "other outputs",
 }
+"""The checks by their number, and what each looks at."""
 
 
 def run_selfcheck(

@@ -67,6 +67,7 @@ def _table(options: Mapping[str, Any]) -> NumpyTask:
 
 
 TASKS: Final[Mapping[str, Callable[[Mapping[str, Any]], NumpyTask]]] = {"heart": _heart}
+"""The tasks that need no torch, by name."""
 _MADE: Final = {**TASKS, "questions": _questions, "table": _table}  # quietsum ask and new --from write their plans
 
 
@@ -120,6 +121,7 @@ TRAINABLE: Final[Mapping[str, Callable[[Mapping[str, Any]], TorchTask]]] = {
     "cards": _late("quietsum.tasks.gallery.cards:CardsTask"),
     "pose": _late("quietsum.tasks.gallery.pose:PoseTask"),
 }
+"""The torch tasks that quietsum brings, by name."""
 
 
 def _from_files(kind: str) -> Callable[[Mapping[str, Any]], TorchTask]:

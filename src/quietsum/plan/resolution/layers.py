@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["AT_SITES", "LAYERS", "OFF", "ON", "Layer", "layers"]
 
 ON, OFF, AT_SITES = "on", "off", "at each site"
+"""How a layer stands: on, off, or left to each site."""
 LAYERS = ("input validation", "local privacy", "secure communication", "server defence", "monitoring")
+"""The layers of defence, in the order in which an update meets them."""
 
 
 @final
