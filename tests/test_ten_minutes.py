@@ -28,7 +28,7 @@ def test_the_commands_of_the_tutorial_lead_from_nothing_to_predictions() -> None
         else:
             assert line == "pip install quietsum"
     assert "Nothing here stops a run." in said["quietsum doctor"]
-    assert "ε = " in said["quietsum spend --noise-multiplier 1.1 --sample-rate 0.01 --steps 2000 --delta 1e-5"]
+    assert "≤ ε ≤" in said["quietsum spend --noise-multiplier 1.1 --sample-rate 0.01 --steps 2000 --delta 1e-5"]
     assert "Nothing was spent." in said["quietsum plan run.toml"]
     assert Path("report.html").is_file()
     assert len(Path("out.csv").read_text(encoding="utf-8").splitlines()) == 1 + 2
