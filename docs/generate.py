@@ -105,7 +105,9 @@ def _text(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_").replace("[", "\\[")
+    """``text`` for Markdown: nothing in it is markup, and options stand in code, where two dashes stay two."""
+    plain = text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_").replace("[", "\\[")
+    return re.sub(r"(?<![\w-])--[a-z][a-z-]*", lambda found: f"`{found[0]}`", plain)
 
 
 def command_page(command: Command) -> str:

@@ -70,6 +70,7 @@ def test_a_page_holds_what_help_shows(tmp_path: Path) -> None:
         assert text.startswith(f"# {command.name}\n") and f"```text\n{command.usage}\n```" in text
         for one in command.parameters:
             assert all(f"`{name}`" in text for name in one.names)
+    assert "and `--resume` goes on" in (tmp_path / "commands" / "run.md").read_text(encoding="utf-8")
     rooms = {path.name for path in (tmp_path / "rooms").glob("*.md")}
     assert rooms == {f"{room.replace('.', '-')}.md" for room in ROOMS}
     assert "| `FedAvg` | params ←" in (tmp_path / "rooms" / "aggregation.md").read_text(encoding="utf-8")
