@@ -81,5 +81,6 @@ clean:
 	touch .venv/base.stamp $@
 
 .venv/docs.stamp: pyproject.toml constraints.txt | .venv/venv.stamp
+	$(INSTALL) torch==2.13.0
 	$(INSTALL) -c constraints.txt -e '.[docs]'
 	touch .venv/base.stamp $@
