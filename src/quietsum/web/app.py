@@ -30,17 +30,23 @@ __all__ = ["create_app"]
 log = logging.getLogger(__name__)
 
 
-def create_app(reader: Reader, access: Access) -> ASGIApp:
-    """The dashboard of ``reader``'s workspace, for those whom ``access`` lets in."""
+def create_app(reader: Reader, access: Access, *, ahead: bool = False) -> ASGIApp:
+    """The dashboard of ``reader``'s workspace, for those whom ``access`` lets in.
+
+    ``ahead`` begins the planner's process before its page is asked for.
+    """
     view = View(reader, access, LedgerCheck(reader))
     streams, files = Streams(view), Files()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        if ahead:
+            view.thinker.begin()
         try:
             yield
         finally:
             await view.check.close()
+            view.thinker.close()
             reader.close()
 
     async def fail(request: Request, error: Exception) -> Response:

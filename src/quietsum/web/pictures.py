@@ -20,9 +20,9 @@ SHARES: Final = frozenset({"accuracy", "auc", "auprc", "f1", "balanced_accuracy"
 """Scores that lie between 0 and 1."""
 
 
-def draw(chart: Chart, name: str, *, height: int = 340) -> Markup:
+def draw(chart: Chart, name: str, *, height: int = 330) -> Markup:
     """``chart`` for wide and for narrow screens."""
-    wide = svg(chart, name=f"{name}-wide", styled=False, headed=False, height=height)
+    wide = svg(chart, name=f"{name}-wide", styled=False, headed=False, width=600, height=height)
     narrow = svg(chart, name=f"{name}-narrow", styled=False, headed=False, width=390, height=300)
     return Markup('<div class="wide">%s</div><div class="narrow">%s</div>') % (Markup(wide), Markup(narrow))
 

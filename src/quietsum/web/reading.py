@@ -242,9 +242,9 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 
 def _names(folder: Path) -> list[str]:
-    """The names of the folders in ``folder``, sorted."""
+    """The names of the folders in ``folder``, sorted; one with a control or half a letter in it names no run."""
     try:
         with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir())
+            return sorted(entry.name for entry in entries if entry.name.isprintable() and entry.is_dir())
     except OSError:
         return []

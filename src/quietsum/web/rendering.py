@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from importlib.resources import files as resources
 from typing import Any, final
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
@@ -24,6 +25,7 @@ from quietsum.report import percent, shown, small
 from quietsum.web.access import Access
 from quietsum.web.checking import LedgerCheck
 from quietsum.web.reading import Reader
+from quietsum.web.thinking import Thinker
 
 __all__ = ["Files", "View", "view_of"]
 
@@ -41,13 +43,16 @@ class View:
 
     def __init__(self, reader: Reader, access: Access, check: LedgerCheck) -> None:
         self.reader, self.access, self.check = reader, access, check
+        self.thinker = Thinker()
+        self.plans: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
+        """Answers of the planner."""
         self._templates = Environment(
             loader=PackageLoader("quietsum.web"), autoescape=True, undefined=StrictUndefined, auto_reload=False,
             trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
         self._templates.filters |= {
             "shown": shown, "percent": percent, "small": small, "when": _when, "count": _count, "score": _score,
-            "plain": lambda text: printable(str(text)),
+            "plain": lambda text: printable(str(text)), "urlencode": lambda text: quote(str(text), errors="replace"),
         }  # fmt: skip
         self._templates.globals |= {
             "workspace": printable(reader.workspace.path.absolute().name) if reader.policy is None
@@ -58,7 +63,8 @@ class View:
 
     def page(self, request: Request, template: str, /, *, code: int = 200, **values: Any) -> Response:
         """A whole page from ``template``."""
-        return HTMLResponse(self.render(template, path=request.url.path, **values), code)
+        text = self.render(template, path=request.url.path, **values)
+        return HTMLResponse(text.encode("utf-8", "replace"), code)
 
     def render(self, template: str, /, **values: Any) -> str:
         """``template`` with these values."""

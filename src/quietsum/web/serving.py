@@ -104,7 +104,7 @@ def open_dashboard(
         chosen = int(listening.getsockname()[1])
         access = Access.for_address(host, chosen, operator=operator, names=names)
         config = uvicorn.Config(
-            create_app(reader, access), http=PatientlessProtocol, ws="none", loop="asyncio", lifespan="on",
+            create_app(reader, access, ahead=True), http=PatientlessProtocol, ws="none", loop="asyncio", lifespan="on",
             log_level="warning", access_log=False, server_header=False, proxy_headers=False, limit_concurrency=MOST,
             timeout_keep_alive=15, timeout_graceful_shutdown=2, h11_max_incomplete_event_size=16 * 1024,
         )  # fmt: skip

@@ -9,7 +9,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from quietsum.errors import LedgerBroken
 from quietsum.ledger import Book, Entry, Kind, Ledger, exceeds, operator_only
+from quietsum.web.checking import CheckState
 from quietsum.web.pages.runs import whole
 from quietsum.web.rendering import View, view_of
 
@@ -42,8 +44,12 @@ async def show_state(request: Request) -> Response:
         with view.reader.ledger() as ledger:
             return ledger.head.sequence
 
-    sequence = await run_sync(read)
-    return HTMLResponse(view.render("badge.html", check=view.check.look(sequence), sequence=sequence))
+    try:
+        sequence = await run_sync(read)
+        check = view.check.look(sequence)
+    except LedgerBroken as error:
+        sequence, check = 0, CheckState(intact=False, sentence=view.reader.say(error))
+    return HTMLResponse(view.render("badge.html", check=check, sequence=sequence))
 
 
 def _read(view: View, before: int) -> dict[str, Any]:

@@ -2,18 +2,17 @@
 
 Everything is worked out by the product's own plan, forecast and accountants: what stands here is what ``quietsum plan``
 would say. Nothing is written and no data is touched. A slider has a place for each value that may be asked for, so the
-number of questions is finite, each is bounded, and an answer is kept.
+number of questions is finite, an answer is kept, and one that takes long is given up (:mod:`quietsum.web.thinking`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
+from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -39,55 +38,56 @@ from quietsum.privacy import PrivacyUnit
 from quietsum.report import percent, shown
 from quietsum.web.pages.runs import whole
 from quietsum.web.pictures import draw, draw_gauge
-from quietsum.web.rendering import view_of
+from quietsum.web.rendering import View, view_of
+from quietsum.web.thinking import Busy, TooLong
 
-__all__ = ["Slider", "answer", "show"]
+__all__ = ["SLIDERS", "Slider", "answer", "show", "work_out"]
 
 POINTS = 16
 DIMENSION = 1000
 """Parameters of the model for which noise is compared with signal."""
-_one_at_a_time = threading.Lock()
+KEPT = 512
+"""Answers that are kept."""
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slider:
-    """A choice among ``steps`` + 1 values: ``value`` says which one stands at a place, ``text`` how it is written."""
+    """A choice among ``values``, at first ``start``; ``text`` says how one is written."""
 
     name: str
     label: str
     about: str
-    steps: int
-    start: int
-    value: Callable[[int], float]
-    text: Callable[[float], str]
+    values: tuple[float, ...]
+    start: float
+    text: Callable[[float], str] = "{:g}".format
 
 
-def _power(low: float, high: float, steps: int, digits: int = 2) -> Callable[[int], float]:
-    """Values from ``low`` to ``high`` by equal factors, to a few digits."""
-
-    def value(place: int) -> float:
-        return float(f"{low * (high / low) ** (place / steps):.{digits}g}")
-
-    return value
+_DIGITS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 
 
+def _decades(low: int, high: int, digits: tuple[float, ...] = _DIGITS) -> tuple[float, ...]:
+    """Round numbers from 10^low up to 10^high."""
+    found = [float(f"{digit:g}e{power}") for power in range(low, high) for digit in digits]
+    return (*found, float(f"1e{high}"))
+
+
+_WHOLE = (1.0, 2.0, 3.0, 4.0, 5.0, 7.0)
 SLIDERS = (
-    Slider(name="epsilon", label="ε, the promise", about="Smaller is more private.", steps=60, start=30,
-           value=_power(0.1, 20, 60), text=lambda value: f"{value:g}"),
-    Slider(name="delta", label="δ, the chance beyond it", about="At most 1 in ten times the number of units.", steps=16,
-           start=8, value=lambda place: float(f"{'31'[place % 2 == 1]}e-{3 + place // 2}"),
-           text=lambda value: f"{value:.0e}"),
-    Slider(name="rate", label="rate", about="The chance that a record is in a step, or a client in a round.", steps=40,
-           start=20, value=_power(0.002, 1, 40), text=lambda value: f"{value:g}"),
-    Slider(name="rounds", label="rounds", about="How often the parties are asked.", steps=36, start=14,
-           value=lambda place: float(round(_power(1, 2000, 36)(place))), text=lambda value: f"{value:,.0f}"),
-    Slider(name="clip", label="clip", about="No gradient, or no update, is longer than this.", steps=24, start=12,
-           value=_power(0.05, 20, 24), text=lambda value: f"{value:g}"),
-    Slider(name="parties", label="parties", about="Sites, or clients.", steps=36, start=10,
-           value=lambda place: float(round(_power(1, 5000, 36)(place))), text=lambda value: f"{value:,.0f}"),
-    Slider(name="records", label="records a party", about="Declared, and so public.", steps=36, start=16,
-           value=lambda place: float(round(_power(10, 1_000_000, 36)(place))), text=lambda value: f"{value:,.0f}"),
+    Slider(name="epsilon", label="ε, the promise", about="Smaller is more private.", values=(*_decades(-1, 1), 15, 20),
+           start=1.0),
+    Slider(name="delta", label="δ, the chance beyond it", about="At most 1 in ten times the number of units.",
+           values=tuple(reversed(_decades(-10, -2, (1.0, 3.0)))), start=1e-5, text="{:.0e}".format),
+    Slider(name="rate", label="rate", about="The chance that a record is in a step, or a client in a round.",
+           values=_decades(-3, 0), start=0.05),
+    Slider(name="rounds", label="rounds", about="How often the parties are asked.",
+           values=(*_decades(0, 3, _WHOLE), 2000), start=20, text="{:,.0f}".format),
+    Slider(name="clip", label="clip", about="No gradient, or no update, is longer than this.",
+           values=(*_decades(-2, 1), 20), start=1.0),
+    Slider(name="parties", label="parties", about="Sites, or clients.", values=(*_decades(0, 3, _WHOLE), 2000),
+           start=4, text="{:,.0f}".format),
+    Slider(name="records", label="records a party", about="Declared, and so public.", values=_decades(1, 6, _WHOLE),
+           start=1000, text="{:,.0f}".format),
 )  # fmt: skip
 STYLES: Mapping[str, tuple[str, Style]] = {
     "record": ("one record", Style.SAMPLE),
@@ -98,45 +98,62 @@ STYLES: Mapping[str, tuple[str, Style]] = {
 def show(request: Request) -> Response:
     """The sliders, with the answer to where they stand."""
     view, values = view_of(request), _values(request)
-    return view.page(request, "planner.html", **values, **_answer(values["style"], values["places"]))
+    return view.page(request, "planner.html", **values, **_answer(view, values["style"], values["places"]))
 
 
 def answer(request: Request) -> Response:
     """The answer alone, while a slider moves."""
     view, values = view_of(request), _values(request)
-    return HTMLResponse(view.render("answer.html", alone=True, **values, **_answer(values["style"], values["places"])))
+    return HTMLResponse(
+        view.render("answer.html", alone=True, **values, **_answer(view, values["style"], values["places"]))
+    )
 
 
 def _values(request: Request) -> dict[str, Any]:
     style = request.query_params.get("style", "record")
     if style not in STYLES:
         raise HTTPException(400, "style in the address is neither record nor client.")
-    places = tuple(whole(request, one.name, one.start + 1, one.steps + 1) - 1 for one in SLIDERS)
+    places = tuple(whole(request, one.name, one.values.index(one.start) + 1, len(one.values)) - 1 for one in SLIDERS)
     sliders = [
-        {"slider": one, "place": place + 1, "text": one.text(one.value(place))}
+        {"slider": one, "place": place + 1, "text": one.text(one.values[place])}
         for one, place in zip(SLIDERS, places, strict=True)
     ]
     return {"style": style, "styles": [(key, text) for key, (text, _) in STYLES.items()], "sliders": sliders,
             "places": places}  # fmt: skip
 
 
-def _answer(style: str, places: tuple[int, ...]) -> dict[str, Any]:
-    """One at a time: however many ask, one processor works on it."""
-    with _one_at_a_time:
-        return _work_out(style, places)
+def _answer(view: View, style: str, places: tuple[int, ...]) -> dict[str, Any]:
+    """The answer, kept from the last time or worked out by the process beside the pages."""
+    known = view.plans.get((style, places))
+    if known is None:
+        try:
+            found = view.thinker.ask(style, places)
+        except TooLong:
+            found = _refuse("This takes longer to work out than a page may wait; quietsum plan works it out.")
+        except Busy:
+            return _refuse("Others are asking just now; try again in a moment.")
+        known = view.plans[style, places] = {
+            **found, "picture": Markup(found["picture"]), "gauge": Markup(found["gauge"]),
+        }  # fmt: skip
+        while len(view.plans) > KEPT:
+            del view.plans[next(iter(view.plans))]
+    return known
 
 
-@functools.lru_cache(maxsize=512)
-def _work_out(style: str, places: tuple[int, ...]) -> dict[str, Any]:
-    chosen = {one.name: one.value(place) for one, place in zip(SLIDERS, places, strict=True)}
+def _refuse(sentence: str) -> dict[str, Any]:
+    return {"refusals": [sentence], "facts": [], "picture": "", "gauge": "", "sentence": "", "planned": 0, "limit": 0}
+
+
+def work_out(style: str, places: tuple[int, ...]) -> dict[str, Any]:
+    """The answer to where the sliders stand, as plain values."""
+    chosen = {one.name: one.values[place] for one, place in zip(SLIDERS, places, strict=True)}
     try:
-        resolved = _resolve(STYLES[style][1], chosen)
-        return {"refusals": [], **_describe(resolved)}
+        return {"refusals": [], **_describe(_resolve(STYLES[style][1], chosen))}
     except PlanRefused as refused:
         said = [line.strip() for line in str(refused).splitlines() if line.strip()]
     except QuietsumError as error:
         said = [str(error)]
-    return {"refusals": said, "facts": [], "picture": None, "gauge": None, "sentence": ""}
+    return {**_refuse(""), "refusals": said}
 
 
 def _resolve(style: Style, chosen: Mapping[str, float]) -> ResolvedPlan:
@@ -169,12 +186,13 @@ def _describe(resolved: ResolvedPlan) -> dict[str, Any]:
     points = [(float(row.round), row.epsilon) for row in forecast.rows if math.isfinite(row.epsilon)]
     whole_plan = max(forecast.whole, key=lambda one: one.epsilon)
     limit = resolved.limits[0]
-    advantage = bound_advantage(whole_plan, resolved.all_charges(), neighbours=resolved.plan.privacy.neighbours)
+    alike = resolved.all_charges()[:1]  # all parties are of one size here
+    advantage = bound_advantage(whole_plan, alike, neighbours=resolved.plan.privacy.neighbours)
     chart = Chart(
         title=f"ε per {unit.value} by round", x_label="round", y_label=f"ε per {unit.value}",
         series=(Series(label="ε so far", points=tuple(points)),), limit=("promise", float(f"{limit.epsilon:.4g}")),
     )  # fmt: skip
-    gauge = Gauge(title=f"ε per {unit.value}", spent=points[0][1], planned=whole_plan.epsilon, limit=limit.epsilon)
+    gauge = Gauge(title=f"ε per {unit.value}", spent=0.0, planned=whole_plan.epsilon, limit=limit.epsilon)
     noise = resolved.noise_of(unit)
     facts = [
         ("noise multiplier σ", "–" if noise is None else f"{noise:.4g}"),
@@ -185,7 +203,8 @@ def _describe(resolved: ResolvedPlan) -> dict[str, Any]:
     ]
     told = predict(resolved)
     return {
-        "facts": facts, "picture": draw(chart, "planned"), "gauge": (gauge, draw_gauge(gauge, "planned-gauge")),
+        "facts": facts, "picture": draw(chart, "planned"), "gauge": draw_gauge(gauge, "planned-gauge"),
+        "planned": gauge.planned, "limit": gauge.limit,
         "sentence": "" if told is None else told.sentence,
     }  # fmt: skip
 

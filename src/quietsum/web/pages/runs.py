@@ -114,7 +114,8 @@ def live_values(view: View, folder: RunFolder) -> dict[str, Any]:
     plan, course = folder.plan(), view.reader.course(folder)
     line, problem = read_line(view, folder)
     limits = {} if problem else {one.unit: one for one in view.reader.limits(folder.run)}
-    forecast = _forecast(view, folder) if limits else []
+    over = line["state"][0] == "finished"
+    forecast = _forecast(view, folder) if limits and not over else []
     last = course.last
     done = last.round if last is not None else line["round"] or 0
     gauges, pictures = [], []
@@ -129,7 +130,8 @@ def live_values(view: View, folder: RunFolder) -> dict[str, Any]:
         "pictures": [(title, picture) for title, picture in pictures if picture is not None],
         "table": _rows(course.rounds[-LATEST:]), "finished_rounds": len(course.rounds),
         "scores": list(course.measured_on), "measured_on": dict.fromkeys(course.measured_on.values()),
-        "units": [unit.value for unit in limits], "live": line["state"][1] == "live", "drill": plan.attack is not None,
+        "over": over, "units": [unit.value for unit in limits], "live": line["state"][1] == "live",
+        "drill": plan.attack is not None,
     }  # fmt: skip
 
 
