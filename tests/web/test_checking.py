@@ -8,7 +8,7 @@ from pathlib import Path
 
 from starlette.testclient import TestClient
 
-from web.places import copy_old, look
+from web.places import copy_old, look, view_of_app
 
 
 def wait_for_check(client: TestClient) -> str:
