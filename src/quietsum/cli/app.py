@@ -30,6 +30,7 @@ from quietsum.cli.look.predict import predict
 from quietsum.cli.look.receipts import receipts
 from quietsum.cli.look.report import report
 from quietsum.cli.look.runs import compare, runs, show
+from quietsum.cli.look.serve import serve
 from quietsum.cli.look.suspects import suspects
 from quietsum.cli.shared.arguments import restore_help
 from quietsum.cli.shared.fractions import resolve_fractions
@@ -237,6 +238,7 @@ app.command(rich_help_panel=ACROSS)(superlink)
 app.command(rich_help_panel=LOOK)(datasets)
 app.command(rich_help_panel=LOOK)(runs)
 app.command(rich_help_panel=LOOK)(show)
+app.command(rich_help_panel=LOOK)(serve)
 app.command(rich_help_panel=LOOK)(compare)
 app.command(rich_help_panel=LOOK)(report)
 app.command(rich_help_panel=LOOK)(audit)

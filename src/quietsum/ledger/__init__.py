@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from quietsum.ledger.chain.export import (
         ExportedLedger as ExportedLedger,
         export_ledger as export_ledger,
+        operator_only as operator_only,
         read_export as read_export,
         verify_export as verify_export,
     )

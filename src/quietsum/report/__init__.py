@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING
 from quietsum.doors import open_door
 
 if TYPE_CHECKING:
-    from quietsum.report.contents import build as build, sign_report as sign_report, write as write
+    from quietsum.report.contents import (
+        build as build,
+        read_answers as read_answers,
+        sign_report as sign_report,
+        write as write,
+    )
+    from quietsum.report.entries import describe_entry as describe_entry
     from quietsum.report.facts.sections import hash_file as hash_file, tell_operator as tell_operator
     from quietsum.report.facts.verdict import judge_scores as judge_scores
-    from quietsum.report.listing import list_run as list_run
+    from quietsum.report.figures import percent as percent, shown as shown, small as small
+    from quietsum.report.listing import claim_of_training as claim_of_training, list_run as list_run
     from quietsum.report.pages.page import curve as curve, render_page as render_page
     from quietsum.report.signed.checking import (
         Checked as Checked,

@@ -8,17 +8,18 @@ any other run, one that was interrupted say, the plan is priced anew. Models and
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quietsum.errors import CorruptState, LedgerBroken, QuietsumError
-from quietsum.ledger import Head, Ledger, Terms, exceeds
+from quietsum.ledger import Charge, Head, Ledger, RunSummary, Terms, claim_guarantees, exceeds, price_event
 from quietsum.plan import digest_of
 from quietsum.privacy import Guarantee
 from quietsum.report.contents import earlier, look, require_own, scores_in
 from quietsum.runs import RunFolder, Workspace, header_of, newest_checkpoint
 
-__all__ = ["list_run"]
+__all__ = ["claim_of_training", "list_run"]
 
 CLOSE = 0.99
 """A plan costs nearly its limit; a header that says less than this share of it is not believed."""
@@ -101,3 +102,22 @@ def _near(figure: Guarantee, terms: Terms) -> bool:
     if limit is None or figure.delta != limit.delta or figure.neighbours is not terms.neighbours:
         return False
     return not exceeds(figure.epsilon, limit.epsilon) and figure.epsilon >= CLOSE * limit.epsilon
+
+
+def claim_of_training(ledger: Ledger, known: RunSummary) -> list[Guarantee]:
+    """What the plan of a training costs as a whole, as far as anything of it is charged."""
+    spent = ledger.spending(known.run)
+    body = next(ledger.entries(known.sequence)).body
+    terms, planned = Terms.from_dict(body["terms"]), [Charge.from_dict(one) for one in body["planned"]]
+    found: list[Guarantee] = []
+    for one in spent:
+        events = [charge.event for charge in planned if charge.unit is one.unit and charge.event is not None]
+        whole = [
+            price_event(event, delta=one.delta, accounting=terms.accounting, neighbours=terms.neighbours, unit=one.unit)
+            for event in events
+        ]
+        worst = max(whole, key=lambda each: each.epsilon, default=one)
+        finished = worst.epsilon <= one.epsilon * (1 + 1e-6)
+        claimed = one if finished else dataclasses.replace(worst, observer=one.observer)
+        found += claim_guarantees([claimed], finished=finished)
+    return found

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quietsum.cli.shared.output import WIDTH, console, line_width
 
 if TYPE_CHECKING:
-    from quietsum.ledger import Entry, Ledger
+    from quietsum.ledger import Ledger
 
 __all__ = ["print_corrections", "print_entries", "print_moved", "short"]
 
@@ -50,69 +49,22 @@ def print_entries(ledger: Ledger) -> None:
     """The last entries, none wider than the screen."""
     from rich.text import Text
 
+    from quietsum.report import describe_entry
+
     last = ledger.head.sequence
     print()
     width = line_width()
     screen = console()
     for entry in ledger.entries(max(1, last - LAST + 1)):
         start = f"{entry.sequence:>{len(str(last))}}  {entry.time[:10]} {entry.time[11:16]}Z  {entry.kind.value:<8} "
-        line = Text(start + _about(ledger, entry, width - len(start)))
+        about, run = describe_entry(ledger, entry)
+        if run:
+            about = f"{about}  {short(run, width - len(start) - len(about) - 2)}"
+        line = Text(start + about)
         if width > screen.width:
             print(line.plain)
         else:
             screen.print(line, no_wrap=True, overflow="ellipsis", crop=True)
-
-
-def _about(ledger: Ledger, entry: Entry, room: int) -> str:
-    """What an entry says, the run's name last and shortened in its middle where there is not enough room."""
-    body = entry.body
-    match entry.kind.value:
-        case "genesis":
-            return f"ledger {body['ledger'][:16]}…"
-        case "run":
-            about = f"parties: {len(body['datasets'])}"
-        case "budget":
-            return f"ε {body['epsilon']:g} per {body['unit']}: {body['dataset']} of {body['party']}"
-        case "public":
-            return f"{body['dataset']} of {body['party']}"
-        case "correction":
-            count = len(body["corrections"])
-            return f"{count} figure{'s' if count != 1 else ''} of earlier prices put right"
-        case "refund":
-            about = f"{_when(ledger, entry)}, {short(body['party'], 16)}"
-        case _:
-            about = _when(ledger, entry)
-    return f"{about}  {short(body['run'], room - len(about) - 2)}"
-
-
-def _when(ledger: Ledger, entry: Entry) -> str:
-    """Round and attempt; or, in words, what came before the first round or after the last one.
-
-    A coordinator keeps heads outside of rounds when a run ends. A site keeps them when it enrols, when it enrols again
-    because one side was started anew, and when the run ends; an entry shows only of the first of these which it is. It
-    keeps them, too, when a session is opened in which groups are drawn.
-    """
-    run, round, attempt = entry.body["run"], entry.body["round"], entry.body["attempt"]
-    opened = next((known.sequence for known in ledger.runs() if known.run == run), 0)
-    body = next(ledger.entries(opened)).body if opened else {}
-    if round > 0 and _is_training(body):  # a training at one site has no rounds; steps are charged some at a time
-        return f"steps from {round} on" + (f", attempt {attempt}" if attempt > 1 else "")
-    if round > 0:
-        return f"round {round}, attempt {attempt}"
-    enrolled = body.get("terms", {}).get("enrolled")
-    if enrolled is None:
-        return f"round {round}, attempt {attempt}" if attempt else "end of run"
-    if attempt and not enrolled:
-        return f"groups drawn, session {attempt}"
-    first = next(later.sequence for later in ledger.entries(opened + 1) if later.body.get("run") == run)
-    return "enrolment" if attempt or first == entry.sequence else "enrolled again, or end of run"
-
-
-def _is_training(opened: Mapping[str, Any]) -> bool:
-    """Whether the run that this entry opened trains at one site."""
-    plan = opened.get("plan")
-    settings = plan.get("training") if isinstance(plan, Mapping) else None
-    return isinstance(settings, Mapping) and "steps_per_epoch" in settings
 
 
 def short(name: str, room: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import textwrap
 from collections import Counter
@@ -17,8 +16,6 @@ from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, Quiets
 
 if TYPE_CHECKING:
     from quietsum.defence import Finding
-    from quietsum.ledger import Ledger, RunSummary
-    from quietsum.privacy import Guarantee
     from quietsum.runs import LeftOut, RunFolder, Workspace
 
 __all__ = ["compare", "runs", "show"]
@@ -299,6 +296,7 @@ def _trainings(place: Workspace) -> list[dict[str, Any]]:
     when to stop may have been decided by people who saw results (rule 3).
     """
     from quietsum.ledger import Ledger, ledger_exists
+    from quietsum.report import claim_of_training
 
     folders = {path.parent.name: path.parent for path in sorted((place.path / "training").glob("*/options.json"))}
     if not folders or not ledger_exists(place.ledger):
@@ -309,32 +307,11 @@ def _trainings(place: Workspace) -> list[dict[str, Any]]:
                 "run": known.run,
                 "outcome": "finished" if (folders[known.run] / "model.safetensors").is_file() else "interrupted",
                 "spent": [one.to_dict() for one in ledger.spending(known.run)],
-                "claim": [one.to_dict() for one in _claim(ledger, known)],
+                "claim": [one.to_dict() for one in claim_of_training(ledger, known)],
             }
             for known in ledger.runs()
             if known.run in folders
         ]
-
-
-def _claim(ledger: Ledger, known: RunSummary) -> list[Guarantee]:
-    """What the plan of a training costs as a whole, as far as anything of it is charged."""
-    from quietsum.ledger import Charge, Terms, claim_guarantees, price_event
-
-    spent = ledger.spending(known.run)
-    body = next(ledger.entries(known.sequence)).body
-    terms, planned = Terms.from_dict(body["terms"]), [Charge.from_dict(one) for one in body["planned"]]
-    found: list[Guarantee] = []
-    for one in spent:
-        events = [charge.event for charge in planned if charge.unit is one.unit and charge.event is not None]
-        whole = [
-            price_event(event, delta=one.delta, accounting=terms.accounting, neighbours=terms.neighbours, unit=one.unit)
-            for event in events
-        ]
-        worst = max(whole, key=lambda each: each.epsilon, default=one)
-        finished = worst.epsilon <= one.epsilon * (1 + 1e-6)
-        claimed = one if finished else dataclasses.replace(worst, observer=one.observer)
-        found += claim_guarantees([claimed], finished=finished)
-    return found
 
 
 def _print_trainings(trained: Sequence[dict[str, Any]]) -> None:
