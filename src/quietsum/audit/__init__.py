@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     )
     from quietsum.audit.claims.files import read_claim as read_claim
     from quietsum.audit.claims.registry import SystemReader as SystemReader, list_systems as list_systems
+    from quietsum.audit.claims.terms import StepTerms as StepTerms, step_terms as step_terms
     from quietsum.audit.claims.values import (
         ClaimFile as ClaimFile,
         Line as Line,

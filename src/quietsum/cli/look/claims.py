@@ -30,12 +30,16 @@ TrainerOption = Annotated[
         help="Your own step, run against the claim on made-up rows.",
     ),
 ]  # fmt: skip
+FeaturesOption = Annotated[
+    int, typer.Option("--features", metavar="N", help="With --trainer: how many numbers are in a made-up row.")
+]
 SystemsOption = Annotated[bool, typer.Option("--systems", help="List whose settings can be read, and their keys.")]
 
 
 def check(
     claim: ClaimArgument = None,
     trainer: TrainerOption = None,
+    features: FeaturesOption = 10,
     systems: SystemsOption = False,
     as_json: opt.JsonOption = False,
 ) -> int:
@@ -55,7 +59,7 @@ def check(
     if trainer is not None:
         from quietsum.cli.look.trainers import check_trainer
 
-        return check_trainer(trainer, claim, as_json)
+        return check_trainer(trainer, claim, as_json, features)
     if claim is None:
         raise InvalidParameter("CLAIM", None, "is missing", "name a file of settings; quietsum check --systems lists them")
     found = check_claim(read_claim(claim))
@@ -111,6 +115,8 @@ def _bounds(checked: CheckedLine) -> str:
     lower, upper = figure(checked.epsilon_lower, up=False), figure(checked.epsilon)
     if checked.line.event is None and checked.line.least is None:
         return "no finite ε"
+    if math.isinf(checked.epsilon) and checked.epsilon_lower == 0:
+        return "ε is not known"
     if math.isinf(checked.epsilon):
         return f"ε ≥ {lower}, no upper bound is known"
     return f"ε = {upper}" if lower == upper else f"{lower} ≤ ε ≤ {upper}" if checked.epsilon_lower > 0 else f"ε ≤ {upper}"
