@@ -1,12 +1,13 @@
 """A claim against its settings: their ε beside the true one, from both sides, and what the difference comes from.
 
 The true ε is a pair of bounds. The settings *are* private with the upper one; no analysis of the same settings can show
-less than the lower one. So three answers are possible and a fourth where nothing is stated:
+less than the lower one. So three answers are possible, and two more where there is nothing to compare:
 
 * **holds**: the stated ε is at least the upper bound;
-* **does not hold**: it is below the lower bound, or the settings promise nothing at all;
+* **does not hold**: it is below the lower bound;
 * **needs an assumption**: it lies between, or hangs on something that the settings do not say; the remarks name it;
-* **states no ε**: the bounds are printed, and that is all.
+* **states no ε**: the bounds are printed, and that is all;
+* **promises nothing**: no ε is finite, whether one is stated or not.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Ruling(enum.StrEnum):
     """Whether it holds is not decided by the settings."""
     UNSTATED = "states no ε"
     """There is no figure to hold against the settings."""
+    NOTHING = "promises nothing"
+    """No ε is finite for these settings, so none that is stated can hold."""
 
 
 @final
@@ -54,10 +57,11 @@ class CheckedLine:
     def ruling(self) -> Ruling:
         """Whether the stated ε holds."""
         stated = self.line.epsilon
-        nothing = self.line.event is None and self.line.least is None
+        if self.line.event is None and self.line.least is None:
+            return Ruling.NOTHING
         if stated is None:
-            return Ruling.FALSE if nothing else Ruling.UNSTATED
-        if nothing or stated < self.epsilon_lower:
+            return Ruling.UNSTATED
+        if stated < self.epsilon_lower:
             return Ruling.FALSE
         blocked = any(one.always or one.kind is RemarkKind.ASSUMPTION for one in self.remarks)
         return Ruling.OPEN if blocked or stated < self.epsilon else Ruling.HOLDS
@@ -93,8 +97,8 @@ class CheckedClaim:
 
     @property
     def contradicted(self) -> bool:
-        """Whether any line does not hold."""
-        return any(one.ruling is Ruling.FALSE for one in self.lines)
+        """Whether any line does not hold, or promises nothing."""
+        return any(one.ruling in (Ruling.FALSE, Ruling.NOTHING) for one in self.lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -137,7 +141,7 @@ def check_line(line: Line) -> CheckedLine:
     epsilon = math.inf if upper is None else upper.epsilon
     lower = line.floor if line.floor is not None else 0.0 if floor is None else floor.epsilon_lower
     stated = line.epsilon
-    forgiven = stated is not None and stated >= epsilon
+    forgiven = stated >= epsilon if stated is not None else upper is not None
     remarks = [
         dataclasses.replace(one, kind=RemarkKind.NOTE)
         if forgiven and one.kind is RemarkKind.MISTAKE and not one.always

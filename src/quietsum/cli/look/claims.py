@@ -129,6 +129,7 @@ def _answer(checked: CheckedLine) -> str:
         "does not hold": "DOES NOT HOLD: these settings promise less",
         "needs an assumption": "NEEDS AN ASSUMPTION: whether it holds is not decided by these settings",
         "states no ε": "states no ε",
+        "promises nothing": "PROMISES NOTHING: no ε is finite for these settings",
     }[str(checked.ruling)]
 
 
