@@ -1,8 +1,8 @@
 """What do public configurations promise, and what is stated for them?
 
-Each file in ``benchmarks/claims`` is a configuration as it stands in another project's documentation, examples or issues,
-with its source. This program checks them all and prints the table of docs/explanation/claims-of-others.md; the lines are
-sorted by file. With --peers Google's dp-accounting prices the same events beside us, where it knows them.
+Each file in ``benchmarks/claims`` is a configuration as it stands in another project's documentation, examples or
+issues, with its source. This program checks them all and prints the table of docs/explanation/claims-of-others.md, sorted
+by file. With --peers Google's dp-accounting prices the same events beside us, where it knows them.
 
     python benchmarks/claims.py                # the table
     python benchmarks/claims.py --write        # and put it into the page

@@ -1,8 +1,8 @@
 """A step that is one function: features and labels in, the noisy sum of clipped gradients out.
 
-Many trainers have no seams: noise is added where the gradients are summed. One parameter is enough of a seam. A function
-that takes its noise multiplier shows its sum when that is 0, and its noise when there are no rows; with both in separate
-hands most of the self-check's questions can be asked.
+Many trainers have no seams: noise is added where the gradients are summed. One parameter is enough of a seam. A
+function that takes its noise multiplier shows its sum when that is 0, and its noise when there are no rows; with both in
+separate hands most of the self-check's questions can be asked.
 
 >>> import numpy as np
 >>> def step(features, labels, *, noise_multiplier, max_grad_norm):  # clips the batch, not each row: a mistake
@@ -10,7 +10,8 @@ hands most of the self-check's questions can be asked.
 ...     total *= min(1.0, max_grad_norm / max(float(np.linalg.norm(total)), 1e-300))
 ...     return total + noise_multiplier * max_grad_norm * np.random.standard_normal(features.shape[1])
 >>> from quietsum.selfcheck import run_selfcheck
->>> found = run_selfcheck(FunctionStep(step, noise_multiplier=1.1, max_norm=1.0, rate=0.05, population=1000), only=("T1",))
+>>> checked = FunctionStep(step, noise_multiplier=1.1, max_norm=1.0, rate=0.05, population=1000)
+>>> found = run_selfcheck(checked, only=("T1",))
 >>> found.passed, found.failures[0].name
 (False, 'sensitivity')
 """
@@ -39,8 +40,8 @@ Draw = Callable[[int, float], Any]
 class FunctionStep:
     """``step(features, labels, noise_multiplier=σ, max_grad_norm=C)`` under test; it returns the sum as one vector.
 
-    ``features`` numbers and a label from 0 to ``classes`` − 1 are a row. ``draw(population, rate)``, where there is one,
-    gives the indices of a batch. Only the questions in :attr:`tests` can be asked: what is saved for a restart, what
+    ``features`` numbers and a label from 0 to ``classes`` − 1 are a row. ``draw(population, rate)``, where there is
+    one, gives the indices of a batch. Only the questions in :attr:`tests` can be asked: what is saved for a restart, what
     the accountant hears and which constants steer the run are not to be seen in one function.
     """
 
@@ -84,9 +85,11 @@ class FunctionStep:
             found = np.asarray(self._step(*batch, noise_multiplier=noise, max_grad_norm=self.sensitivity))
         if found.ndim != 1 or found.dtype.kind != "f" or not found.size:
             raise InvalidParameter(
-                "trainer", f"{found.dtype} of shape {found.shape}", "is no vector of floats",
+                "trainer",
+                f"{found.dtype} of shape {found.shape}",
+                "is no vector of floats",
                 "return the noisy sum of all clipped gradients as one vector",
-            )  # fmt: skip
+            )
         self._kind = found.dtype
         return found.astype(np.float64)
 

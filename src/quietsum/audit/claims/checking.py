@@ -149,10 +149,14 @@ def check_line(line: Line) -> CheckedLine:
         for one in remarks
     ]
     if stated is not None and 0 < epsilon * LOOSE < stated:
-        remarks.append(note(
-            "loose", f"the stated ε is {stated / epsilon:.3g} times what the settings cost: true, and more noise or fewer "
-            "steps than need be", "account exactly, not by Rényi orders or by adding ε up",
-        ))  # fmt: skip
+        remarks.append(
+            note(
+                "loose",
+                f"the stated ε is {stated / epsilon:.3g} times what the settings cost: true, and more noise or fewer "
+                "steps than need be",
+                "account exactly, not by Rényi orders or by adding ε up",
+            )
+        )
     if stated is not None and lower > stated and all(one.kind is RemarkKind.NOTE for one in remarks):
         remarks.append(_unexplained(stated, lower))
     method = "no upper bound is known" if upper is None else upper.method
@@ -164,13 +168,16 @@ def check_line(line: Line) -> CheckedLine:
 def _unexplained(stated: float, lower: float) -> Remark:
     """A mistake that has no other name: the accounting itself is wrong."""
     short = (
-        f"{100 * (lower / stated - 1):.2g} %" if lower < 2 * stated else f"a factor of {lower / max(stated, 1e-300):.3g}"
+        f"{100 * (lower / stated - 1):.2g} %"
+        if lower < 2 * stated
+        else f"a factor of {lower / max(stated, 1e-300):.3g}"
     )
     return Remark(
-        kind=RemarkKind.MISTAKE, name="accounting",
-        text=f"these settings cost more than is stated, by {short}: no accountant that is right shows so small an ε for them",
+        kind=RemarkKind.MISTAKE,
+        name="accounting",
+        text=f"these settings cost more than is stated, by {short}: no right accountant shows so small an ε for them",
         instead="account with quietsum spend, or with any exact accountant",
-    )  # fmt: skip
+    )
 
 
 def price(event: PrivacyEvent, delta: float, neighbours: Neighbours) -> Guarantee:

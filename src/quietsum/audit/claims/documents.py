@@ -1,7 +1,7 @@
 """Systems that quietsum unites: a DP-FedMed checkpoint, the fraud system's report and configuration, PRISM's.
 
-Each is read as favourably as its own text allows. Where a report says "DP-SGD (Gaussian)" and no more, records are taken
-to be clipped one by one and drawn by coins; if the stated ε is too small even so, it is too small.
+Each is read as favourably as its own text allows. Where a report says "DP-SGD (Gaussian)" and no more, records are
+taken to be clipped one by one and drawn by coins; if the stated ε is too small even so, it is too small.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from quietsum.audit.claims.steps import Draw, count_steps, gaussian, line_of
 from quietsum.audit.claims.values import Line, Remark, Stated, assumption, mistake
 from quietsum.errors import InvalidParameter
 from quietsum.keys import COUNT, NON_NEGATIVE, OPEN_FRACTION, POSITIVE, SHARE, choices, key, table
-from quietsum.privacy import Composed, FixedSizeSampled, Neighbours, PoissonSampled, PrivacyEvent, PrivacyUnit, PureDP, Repeated
+from quietsum.privacy import (
+    Composed,
+    FixedSizeSampled,
+    Neighbours,
+    PoissonSampled,
+    PrivacyEvent,
+    PrivacyUnit,
+    PureDP,
+    Repeated,
+)
 
 __all__ = ["FedMedSettings", "FraudConfig", "FraudReport", "PrismSettings", "triples"]
 
@@ -55,7 +64,9 @@ def triples(values: dict[str, Any]) -> dict[str, Any]:
             raise InvalidParameter(level, type(entries).__name__, "is no list", "write [[σ, q, steps], …]")
         for number, entry in enumerate(entries, start=1):
             if not isinstance(entry, dict | list) or (isinstance(entry, list) and len(entry) != 3):
-                raise InvalidParameter(f"{level} entry {number}", str(entry)[:60], "is not (σ, q, steps)", "write three numbers")
+                raise InvalidParameter(
+                    f"{level} entry {number}", str(entry)[:60], "is not (σ, q, steps)", "write three numbers"
+                )
         names = ("noise_multiplier", "sample_rate", "steps")
         found[level] = [entry if isinstance(entry, dict) else dict(zip(names, entry, strict=True)) for entry in entries]
     return found
@@ -66,43 +77,84 @@ def read_fedmed(settings: FedMedSettings, stated: Stated) -> list[Line]:
     """A line per record, a line per client, and the sum of both where it is stated."""
     lines = []
     if settings.sample_history:
-        event = _composed([
-            (one, None if (step := gaussian(one.noise_multiplier)) is None else PoissonSampled(rate=one.sample_rate, event=step))
-            for one in settings.sample_history
-        ])  # fmt: skip
-        lines.append(line_of(
-            stated, event, protects=PrivacyUnit.RECORD, neighbours=stated.neighbours or Neighbours.ADD_REMOVE,
-            delta=settings.target_delta, epsilon=settings.cumulative_sample_epsilon, label="records",
-            remarks=[] if event is None else [_LEADING_TERM],
-        ))  # fmt: skip
+        event = _composed(
+            [
+                (
+                    one,
+                    None
+                    if (step := gaussian(one.noise_multiplier)) is None
+                    else PoissonSampled(rate=one.sample_rate, event=step),
+                )
+                for one in settings.sample_history
+            ]
+        )
+        lines.append(
+            line_of(
+                stated,
+                event,
+                protects=PrivacyUnit.RECORD,
+                neighbours=stated.neighbours or Neighbours.ADD_REMOVE,
+                delta=settings.target_delta,
+                epsilon=settings.cumulative_sample_epsilon,
+                label="records",
+                remarks=[] if event is None else [_LEADING_TERM],
+            )
+        )
     if settings.user_history:
-        event = _composed([
-            (one, None if (step := gaussian(one.noise_multiplier)) is None else FixedSizeSampled(rate=one.sample_rate, event=step))
-            for one in settings.user_history
-        ])  # fmt: skip
-        lines.append(line_of(
-            stated, event, protects=PrivacyUnit.CLIENT, neighbours=stated.neighbours or Neighbours.ZERO_OUT,
-            delta=settings.target_delta, epsilon=settings.cumulative_user_epsilon, label="clients",
-            remarks=[] if event is None else [_LEADING_TERM],
-        ))  # fmt: skip
+        event = _composed(
+            [
+                (
+                    one,
+                    None
+                    if (step := gaussian(one.noise_multiplier)) is None
+                    else FixedSizeSampled(rate=one.sample_rate, event=step),
+                )
+                for one in settings.user_history
+            ]
+        )
+        lines.append(
+            line_of(
+                stated,
+                event,
+                protects=PrivacyUnit.CLIENT,
+                neighbours=stated.neighbours or Neighbours.ZERO_OUT,
+                delta=settings.target_delta,
+                epsilon=settings.cumulative_user_epsilon,
+                label="clients",
+                remarks=[] if event is None else [_LEADING_TERM],
+            )
+        )
     if settings.cumulative_epsilon is not None:
         summed = mistake(
-            "summed-units", "an ε per record and an ε per client were added: they are about different neighbours, and "
-            "their sum is no guarantee about anything", "state both, each with its unit", always=True,
-        )  # fmt: skip
-        lines.append(line_of(
-            stated, None, least=PureDP(epsilon=0.0), protects=PrivacyUnit.RECORD, neighbours=Neighbours.ADD_REMOVE,
-            delta=settings.target_delta, epsilon=settings.cumulative_epsilon, label="records + clients", remarks=[summed],
-        ))  # fmt: skip
+            "summed-units",
+            "an ε per record and an ε per client were added: they are about different neighbours, and "
+            "their sum is no guarantee about anything",
+            "state both, each with its unit",
+            always=True,
+        )
+        lines.append(
+            line_of(
+                stated,
+                None,
+                least=PureDP(epsilon=0.0),
+                protects=PrivacyUnit.RECORD,
+                neighbours=Neighbours.ADD_REMOVE,
+                delta=settings.target_delta,
+                epsilon=settings.cumulative_epsilon,
+                label="records + clients",
+                remarks=[summed],
+            )
+        )
     if not lines:
         raise InvalidParameter("sample_history", [], "is empty, and so is user_history", "nothing was recorded")
     return lines
 
 
 _LEADING_TERM = mistake(
-    "formula", "αq²/(2σ²) is the leading term of the sampled Gaussian's Rényi divergence for large σ, not a bound on it",
+    "formula",
+    "αq²/(2σ²) is the leading term of the sampled Gaussian's Rényi divergence for large σ, not a bound on it",
     "use the moments of the mixture (Mironov, Talwar, Zhang 2019), or an exact accountant",
-)  # fmt: skip
+)
 
 
 def _composed(rounds: list[tuple[FedMedRound, PrivacyEvent | None]]) -> PrivacyEvent | None:
@@ -148,38 +200,58 @@ class FraudConfig:
     delta: float = key("Its δ, as stated.", bound=OPEN_FRACTION)
     noise_multiplier: float = key("Noise over the clip norm.", bound=NON_NEGATIVE)
     max_grad_norm: float | None = key("The clip norm; ε does not hang on it.", default=None, bound=POSITIVE)
-    secure_agg_enabled: bool = key("Whether updates are masked; that hides them from the server and changes no ε.", default=False)
+    secure_agg_enabled: bool = key(
+        "Whether updates are masked; that hides them from the server and changes no ε.", default=False
+    )
     n_samples: int | None = key("How many records there are.", default=None, bound=COUNT)
     batch_size: int | None = key("Records in a batch.", default=None, bound=COUNT)
     rounds: int | None = key("Rounds, of one epoch each.", default=None, bound=COUNT)
     clipping: str = key(
-        "What is clipped: per-record, or per-batch as its algorithm is written.", default="per-record",
+        "What is clipped: per-record, or per-batch as its algorithm is written.",
+        default="per-record",
         bound=choices("per-record", "per-batch"),
-    )  # fmt: skip
+    )
 
 
 @reads("fraud-config", "the fraud system's privacy configuration", FraudConfig)
 def read_fraud_config(settings: FraudConfig, stated: Stated) -> list[Line]:
     """The configured ε against the configured noise, if the rate and the number of steps are stated, too."""
     if not settings.dp_enabled:
-        return [line_of(
-            stated, None, protects=PrivacyUnit.RECORD, neighbours=Neighbours.ADD_REMOVE, delta=settings.delta,
-            epsilon=settings.epsilon,
-        )]  # fmt: skip
+        return [
+            line_of(
+                stated,
+                None,
+                protects=PrivacyUnit.RECORD,
+                neighbours=Neighbours.ADD_REMOVE,
+                delta=settings.delta,
+                epsilon=settings.epsilon,
+            )
+        ]
     if settings.n_samples is None or settings.batch_size is None or settings.rounds is None:
         remark = assumption(
-            "length", "an ε hangs on the noise, the rate and the number of steps; this file states the noise alone",
+            "length",
+            "an ε hangs on the noise, the rate and the number of steps; this file states the noise alone",
             "state n_samples, batch_size and rounds as well",
-        )  # fmt: skip
-        return [line_of(
-            stated, None, least=gaussian(settings.noise_multiplier) and PureDP(epsilon=0.0), protects=PrivacyUnit.RECORD,
-            neighbours=Neighbours.ADD_REMOVE, delta=settings.delta, epsilon=settings.epsilon, remarks=[remark],
-        )]  # fmt: skip
+        )
+        return [
+            line_of(
+                stated,
+                None,
+                least=gaussian(settings.noise_multiplier) and PureDP(epsilon=0.0),
+                protects=PrivacyUnit.RECORD,
+                neighbours=Neighbours.ADD_REMOVE,
+                delta=settings.delta,
+                epsilon=settings.epsilon,
+                remarks=[remark],
+            )
+        ]
     rate = rate_of(None, settings.batch_size, settings.n_samples, Draw.POISSON)
     training = Training(
-        noise_multiplier=settings.noise_multiplier, rate=rate, clipping=settings.clipping,
+        noise_multiplier=settings.noise_multiplier,
+        rate=rate,
+        clipping=settings.clipping,
         steps=settings.rounds * (settings.n_samples // settings.batch_size),
-    )  # fmt: skip
+    )
     return price_training(training, stated, delta=settings.delta, epsilon=settings.epsilon)
 
 
@@ -211,17 +283,22 @@ def read_prism(settings: PrismSettings, stated: Stated) -> list[Line]:
     assert rate is not None
     if settings.noise_multiplier is None:
         steps, _ = count_steps(steps=None, epochs=settings.epochs, rate=rate)
-        return [calibrated_by_library(
-            stated, settings.epsilon, settings.delta, rate=rate, steps=steps, draw=Draw.POISSON, remarks=[]
-        )]  # fmt: skip
+        return [
+            calibrated_by_library(
+                stated, settings.epsilon, settings.delta, rate=rate, steps=steps, draw=Draw.POISSON, remarks=[]
+            )
+        ]
     laplace = settings.noise_type == "laplace"
     if laplace and settings.dimension is None:
         raise InvalidParameter("dimension", None, "is missing", "Laplace noise is measured in L1: state the parameters")
     remarks: list[Remark] = []
     training = Training(
-        noise_multiplier=settings.noise_multiplier, rate=rate, epochs=settings.epochs,
+        noise_multiplier=settings.noise_multiplier,
+        rate=rate,
+        epochs=settings.epochs,
         draw=Draw.POISSON if settings.use_opacus else Draw.SHUFFLED,
         clipping="per-record" if settings.use_opacus else "per-batch",
-        laplace_dimension=settings.dimension if laplace else None, remarks=tuple(remarks),
-    )  # fmt: skip
+        laplace_dimension=settings.dimension if laplace else None,
+        remarks=tuple(remarks),
+    )
     return price_training(training, stated, delta=settings.delta, epsilon=settings.epsilon)

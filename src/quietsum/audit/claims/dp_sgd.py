@@ -81,11 +81,14 @@ def price_training(
     )
     remarks += remark_draw(training.draw, training.accounted, batches)
     if training.cohort_rate is not None and training.cohort_rate < 1 and training.protects is PrivacyUnit.RECORD:
-        remarks.append(mistake(
-            "cohort", f"the ε of records was amplified by the draw of sites (rate {training.cohort_rate:g}): the steps of a "
-            "round share that one draw, so they are not sampled anew, and the server knows who takes part",
-            "account a record by the draws inside its own site alone",
-        ))  # fmt: skip
+        remarks.append(
+            mistake(
+                "cohort",
+                f"the ε of records was amplified by the draw of sites (rate {training.cohort_rate:g}): the steps of a "
+                "round share that one draw, so they are not sampled anew, and the server knows who takes part",
+                "account a record by the draws inside its own site alone",
+            )
+        )
     event = drawn_event(step, training.draw, rate=training.rate, steps=steps, batches=batches)
     at = stated.delta if stated.delta is not None else delta
     whole = Repeated(times=training.rounds, event=event)
@@ -105,13 +108,18 @@ def price_training(
 def _floor(
     training: Training, factor: float, relation: Neighbours, steps: int, batches: int, delta: float | None, rounds: int
 ) -> tuple[PrivacyEvent | None, float | None]:
-    """(least, floor) where the clip is of batches: a record then turns its batch from −C to +C, and null leaves it at −C.
+    """(least, floor) where the event that stands for a step allows more than a step does, so that its lower bound is none.
 
-    The events that stand for it allow more in some cases, whose lower bounds are not taken then: of batches of fixed
-    size, and of replacements, the pair of a single coin counts; of shuffled batches an attack is computed.
+    Laplace noise is priced by an L1 norm that no single parameter has; one parameter that moves by C is the least. A
+    clip of batches has a record turn its batch from −C to +C, while null leaves it at −C: of batches of fixed size, and
+    of replacements, the pair of a single coin counts; of shuffled batches an attack is computed.
     """
     replaced = relation is Neighbours.REPLACE_ONE
-    if factor == 1 or training.laplace_dimension is not None or training.draw in (Draw.EVERYONE, Draw.IN_ORDER):
+    if training.laplace_dimension is not None:
+        single = Laplace(noise_multiplier=training.noise_multiplier * factor)
+        drawn = drawn_event(single, training.draw, rate=training.rate, steps=steps, batches=batches)
+        return Repeated(times=rounds, event=drawn), None
+    if factor == 1 or training.draw in (Draw.EVERYONE, Draw.IN_ORDER):
         return None, None
     if training.draw is Draw.SHUFFLED:
         if delta is None or batches == 1:
@@ -141,9 +149,17 @@ def _line(
     floor: float | None = None,
 ) -> Line:
     return line_of(
-        stated, event, protects=training.protects, neighbours=relation, delta=delta, epsilon=epsilon, label=label,
-        remarks=remarks, least=least, floor=floor,
-    )  # fmt: skip
+        stated,
+        event,
+        protects=training.protects,
+        neighbours=relation,
+        delta=delta,
+        epsilon=epsilon,
+        label=label,
+        remarks=remarks,
+        least=least,
+        floor=floor,
+    )
 
 
 def _clip_factor(training: Training) -> tuple[float, list[Remark]]:
@@ -157,17 +173,21 @@ def _clip_factor(training: Training) -> tuple[float, list[Remark]]:
             )
             found = [mistake("microbatch", text, "clip each record alone, or account half the noise multiplier")]
             if training.draw in (Draw.POISSON, Draw.FIXED):
-                found.append(assumption(
-                    "grouping", "the upper bound supposes that a record which is not drawn moves no other one into "
-                    "another microbatch", "clip each record alone",
-                ))  # fmt: skip
+                found.append(
+                    assumption(
+                        "grouping",
+                        "the upper bound supposes that a record which is not drawn moves no other one into "
+                        "another microbatch",
+                        "clip each record alone",
+                    )
+                )
             return 0.5, found
         case "per-batch":
             by = training.batch if training.divided and training.batch else 1.0
             shared = f", and it was divided by the batch size of {by:g} besides" if by > 1 else ""
             text = (
-                "the gradient of the whole batch is clipped: one record can turn it from +C to −C, however small its part, "
-                f"so the noise is half of what it is called{shared}"
+                "the gradient of the whole batch is clipped: one record can turn it from +C to −C, however small its "
+                f"part, so the noise is half of what it is called{shared}"
             )
             return 0.5 / by, [mistake("batch-clip", text, each)]
         case "none":
@@ -185,10 +205,12 @@ def _step(training: Training, factor: float, relation: Neighbours) -> tuple[Priv
     if training.laplace_dimension is not None:
         root = math.sqrt(training.laplace_dimension)
         text = (
-            f"Laplace noise hides an L1 norm, and the clip bounds an L2 norm: over {training.laplace_dimension:,} parameters "
-            f"one record moves the sum by up to {root:.4g} C"
+            "Laplace noise hides an L1 norm, and the clip bounds an L2 norm: over "
+            f"{training.laplace_dimension:,} parameters one record moves the sum by up to {root:.4g} C in L1"
         )
-        return Laplace(noise_multiplier=noise / root), [mistake("laplace-l2", text, "add Gaussian noise, or clip in L1")]
+        return Laplace(noise_multiplier=noise / root), [
+            mistake("laplace-l2", text, "add Gaussian noise, or clip in L1")
+        ]
     if training.clipping != "adaptive":
         return gaussian(noise), []
     if not training.count_stddev:
@@ -198,8 +220,8 @@ def _step(training: Training, factor: float, relation: Neighbours) -> tuple[Priv
     count = training.count_stddev * (2 if relation is Neighbours.REPLACE_ONE else 1)
     joint = (noise**-2 + count**-2) ** -0.5
     text = (
-        f"the clip norm follows a noisy count of clipped records, which leaves with the sum: together their noise counts as "
-        f"{joint:.4g}, not {noise:.4g}"
+        "the clip norm follows a noisy count of clipped records, which leaves with the sum: together their noise "
+        f"counts as {joint:.4g}, not {noise:.4g}"
     )
     return Gaussian(noise_multiplier=joint), [mistake("count-noise", text, "account both as one release")]
 
@@ -212,7 +234,9 @@ class DpSgdSettings:
     """A noisy training in the words of the field."""
 
     noise_multiplier: float | None = key("Noise over the clip norm.", default=None, bound=NON_NEGATIVE)
-    noise_stddev: float | None = key("Or the standard deviation of the noise on the sum.", default=None, bound=NON_NEGATIVE)
+    noise_stddev: float | None = key(
+        "Or the standard deviation of the noise on the sum.", default=None, bound=NON_NEGATIVE
+    )
     clip_norm: float | None = key("What a contribution is clipped to.", default=None, bound=POSITIVE)
     sample_rate: float | None = key("The chance that a record is in a step.", default=None, bound=SHARE)
     batch_size: int | None = key("Or the size of a batch, with records.", default=None, bound=COUNT)
@@ -224,15 +248,20 @@ class DpSgdSettings:
     accounted_as: Draw = key("How the stated ε supposes that they are made.", default=Draw.POISSON)
     clipping: str = key("What is clipped.", default="per-record", bound=choices(*CLIPPINGS))
     microbatch_size: int = key("Records in a microbatch.", default=1, bound=COUNT)
-    noise_divided: bool = key("Whether the noise was divided by the batch size, though the clip was not.", default=False)
+    noise_divided: bool = key(
+        "Whether the noise was divided by the batch size, though the clip was not.", default=False
+    )
     count_stddev: float | None = key("Noise on the count of clipped records.", default=None, bound=NON_NEGATIVE)
     noise: str = key("The law of the noise.", default="gaussian", bound=choices("gaussian", "laplace"))
     dimension: int | None = key("How many parameters there are; for Laplace noise.", default=None, bound=COUNT)
-    cohort_rate: float | None = key("The share of sites in a round, if the ε was amplified by it.", default=None, bound=SHARE)
+    cohort_rate: float | None = key(
+        "The share of sites in a round, if the ε was amplified by it.", default=None, bound=SHARE
+    )
     divided_by: str = key(
-        "What the sum is divided by: a public number, or how many were drawn.", default="public",
+        "What the sum is divided by: a public number, or how many were drawn.",
+        default="public",
         bound=choices("public", "drawn"),
-    )  # fmt: skip
+    )
     protects: PrivacyUnit = key("Whose contribution is clipped: a record's, or a client's.", default=PrivacyUnit.RECORD)
     delta: float | None = key("The δ that was accounted.", default=None, bound=OPEN_FRACTION)
 
@@ -247,13 +276,19 @@ def _training_of(settings: DpSgdSettings) -> Training:
     noise, remarks = settings.noise_multiplier, []
     if settings.noise_stddev is not None:
         if settings.clip_norm is None:
-            raise InvalidParameter("clip_norm", None, "is missing", "noise is worth nothing without what it is measured by")
+            raise InvalidParameter(
+                "clip_norm", None, "is missing", "noise is worth nothing without what it is measured by"
+            )
         real = settings.noise_stddev / settings.clip_norm
         if noise is not None and real < noise * (1 - 1e-9):
-            remarks.append(mistake(
-                "sensitivity", f"the noise is called {noise:g} times the sensitivity, and is {real:.4g} times the clip norm "
-                f"{settings.clip_norm:g}, which is the sensitivity", "scale the noise by the clip norm",
-            ))  # fmt: skip
+            remarks.append(
+                mistake(
+                    "sensitivity",
+                    f"the noise is called {noise:g} times the sensitivity, and is {real:.4g} times the clip norm "
+                    f"{settings.clip_norm:g}, which is the sensitivity",
+                    "scale the noise by the clip norm",
+                )
+            )
         noise = real
     if noise is None:
         raise InvalidParameter("noise_multiplier", None, "is missing", "state it, or noise_stddev and clip_norm")
@@ -261,18 +296,32 @@ def _training_of(settings: DpSgdSettings) -> Training:
     if laplace and settings.dimension is None:
         raise InvalidParameter("dimension", None, "is missing", "Laplace noise is measured in L1: state the parameters")
     if settings.divided_by == "drawn":
-        remarks.append(assumption(
-            "divisor", "the sum is divided by how many records were drawn, which is private where coins draw them and "
-            "records come and go", "divide by the expected batch size, a public number",
-        ))  # fmt: skip
+        remarks.append(
+            assumption(
+                "divisor",
+                "the sum is divided by how many records were drawn, which is private where coins draw them and "
+                "records come and go",
+                "divide by the expected batch size, a public number",
+            )
+        )
     return Training(
-        noise_multiplier=noise, draw=settings.draw, accounted=settings.accounted_as,
+        noise_multiplier=noise,
+        draw=settings.draw,
+        accounted=settings.accounted_as,
         rate=rate_of(settings.sample_rate, settings.batch_size, settings.records, settings.draw),
-        steps=settings.steps, epochs=settings.epochs, rounds=settings.rounds, clipping=settings.clipping,
-        microbatch=settings.microbatch_size, batch=settings.batch_size, divided=settings.noise_divided,
-        count_stddev=settings.count_stddev, laplace_dimension=settings.dimension if laplace else None,
-        protects=settings.protects, cohort_rate=settings.cohort_rate, remarks=tuple(remarks),
-    )  # fmt: skip
+        steps=settings.steps,
+        epochs=settings.epochs,
+        rounds=settings.rounds,
+        clipping=settings.clipping,
+        microbatch=settings.microbatch_size,
+        batch=settings.batch_size,
+        divided=settings.noise_divided,
+        count_stddev=settings.count_stddev,
+        laplace_dimension=settings.dimension if laplace else None,
+        protects=settings.protects,
+        cohort_rate=settings.cohort_rate,
+        remarks=tuple(remarks),
+    )
 
 
 def rate_of(rate: float | None, batch: int | None, records: int | None, draw: Draw) -> float | None:

@@ -27,10 +27,19 @@ from quietsum.errors import InvalidParameter, QuietsumError, may_pass, printable
 __all__ = ["read_claim"]
 
 LARGEST = 1_000_000
-NINE = frozenset({
-    "target_epsilon", "target_delta", "achieved_epsilon", "noise_multiplier", "max_grad_norm", "sampling_probability",
-    "training_steps", "mechanism", "accounting",
-})  # fmt: skip
+NINE = frozenset(
+    {
+        "target_epsilon",
+        "target_delta",
+        "achieved_epsilon",
+        "noise_multiplier",
+        "max_grad_norm",
+        "sampling_probability",
+        "training_steps",
+        "mechanism",
+        "accounting",
+    }
+)
 """The names in a report of the fraud system."""
 _WRITE = "write TOML: system, [settings] and [claim], as docs/how-to/check-a-claim.md shows"
 
@@ -69,16 +78,20 @@ def _envelope(values: dict[str, Any]) -> dict[str, Any]:
     if len(NINE & set(values)) >= 5:
         if "ledger" in values:
             raise InvalidParameter(
-                "claim", "report.json", "is a report of quietsum, which can be recomputed whole",
+                "claim",
+                "report.json",
+                "is a report of quietsum, which can be recomputed whole",
                 "use quietsum report --verify",
-            )  # fmt: skip
+            )
         return {"system": "fraud-report", "settings": values}
     from quietsum.audit.claims.registry import list_systems
 
     raise InvalidParameter(
-        "system", None, "is missing, and the file is none that another system is known to write",
+        "system",
+        None,
+        "is missing, and the file is none that another system is known to write",
         f"name one of {', '.join(one.name for one in list_systems())}",
-    )  # fmt: skip
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- files
@@ -161,7 +174,9 @@ def _csv(text: str, path: Path) -> dict[str, Any]:
     found = []
     for number, row in enumerate(rows, start=2):
         if None in row or None in row.values():
-            raise InvalidParameter(f"{path} line {number}", number, "has not one cell for each column", "check its commas")
+            raise InvalidParameter(
+                f"{path} line {number}", number, "has not one cell for each column", "check its commas"
+            )
         found.append({name.strip(): number_of(cell.strip()) for name, cell in row.items() if cell.strip()})
     return {"system": "table", "title": path.stem, "settings": {"rows": found}}
 
@@ -184,9 +199,11 @@ def _checkpoint(path: Path) -> dict[str, Any]:
         import torch
     except ModuleNotFoundError:
         raise InvalidParameter(
-            "claim", str(path), "is a file of torch, which is not installed",
+            "claim",
+            str(path),
+            "is a file of torch, which is not installed",
             "install quietsum[train], or save its privacy block as JSON",
-        ) from None  # fmt: skip
+        ) from None
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, OSError, EOFError, ValueError, KeyError) as error:

@@ -4,10 +4,10 @@
 Neither draws a random number, so neither promises an ε.
 
 ``SVTPrivacy`` draws three: a threshold, a comparison for each parameter, and Laplace noise on each of the c parameters
-that are sent, of scale 2γ/ε₃ (``noise_var`` is ε₃). Its ``epsilon`` is the threshold's. Each parameter that is sent costs
-by itself, and they add up. A lower bound needs the signs alone: take an update of +γ everywhere and one of −γ. Both are
-selected alike, and each parameter that is sent then answers its sign truthfully with probability 1 − e^{−ε₃/2}/2, by
-its own coin: c randomized responses. No upper bound is stated here.
+that are sent, of scale 2γ/ε₃ (``noise_var`` is ε₃). Its ``epsilon`` is the threshold's. Each parameter that is sent
+costs by itself, and they add up. A lower bound needs the signs alone: take an update of +γ everywhere and one of −γ.
+Both are selected alike, and each parameter that is sent then answers its sign truthfully with probability
+1 − e^{−ε₃/2}/2, by its own coin: c randomized responses. No upper bound is stated here.
 """
 
 from __future__ import annotations
@@ -51,21 +51,28 @@ def read_nvflare(settings: NvflareSettings, stated: Stated) -> list[Line]:
             "ExcludeVars": "ExcludeVars leaves variables out",
         }[settings.filter]
         remark = mistake(
-            "no-noise", f"{what}: no noise is added, so what is sent is a function of the data and no ε is promised",
-            "clip the update's norm and add noise in proportion, and account it", always=True,
-        )  # fmt: skip
+            "no-noise",
+            f"{what}: no noise is added, so what is sent is a function of the data and no ε is promised",
+            "clip the update's norm and add noise in proportion, and account it",
+            always=True,
+        )
         return [_line(stated, settings, least=None, epsilon=None, remarks=[remark])]
     count = math.ceil((settings.parameters or 1) * settings.fraction)
     answer = RandomizedResponse(keep_probability=1 - math.exp(-settings.noise_var / 2) / 2)
     remarks = [
         mistake(
-            "per-parameter", f"ε = {settings.epsilon:g} is what the threshold costs; each of {count:,} parameters that are "
+            "per-parameter",
+            f"ε = {settings.epsilon:g} is what the threshold costs; each of {count:,} parameters that are "
             f"sent costs up to ε₃ = {settings.noise_var:g} besides, and they add up",
             "count every noisy answer: clip the norm of the whole update, add Gaussian noise, account it",
         )
-    ]  # fmt: skip
+    ]
     if settings.parameters is None:
-        remarks = [assumption("parameters", "how many parameters are sent is not stated, and each of them costs", "state parameters")]
+        remarks = [
+            assumption(
+                "parameters", "how many parameters are sent is not stated, and each of them costs", "state parameters"
+            )
+        ]
     least = Repeated(times=count * settings.rounds, event=answer)
     return [_line(stated, settings, least=least, epsilon=settings.epsilon, remarks=remarks)]
 
@@ -74,6 +81,13 @@ def _line(
     stated: Stated, settings: NvflareSettings, *, least: Repeated | None, epsilon: float | None, remarks: list[Remark]
 ) -> Line:
     return line_of(
-        stated, None, least=least, protects=PrivacyUnit.CLIENT, neighbours=stated.neighbours or Neighbours.REPLACE_ONE,
-        delta=_PURE_DELTA, epsilon=epsilon, observer=Observer.SERVER, remarks=remarks,
-    )  # fmt: skip
+        stated,
+        None,
+        least=least,
+        protects=PrivacyUnit.CLIENT,
+        neighbours=stated.neighbours or Neighbours.REPLACE_ONE,
+        delta=_PURE_DELTA,
+        epsilon=epsilon,
+        observer=Observer.SERVER,
+        remarks=remarks,
+    )

@@ -1,8 +1,8 @@
 """The plain part of YAML, for configuration files of other systems: names, indentation, numbers, words.
 
 YAML has anchors that grow a line into gigabytes, tags that construct objects, and four ways to write a text. A file of
-settings needs none of them. What is read here is what stands in such files: ``name: value`` on a line of its own, tables
-by indentation, lists of single values. All else is refused, with the advice to write TOML or JSON.
+settings needs none of them. What is read here is what stands in such files: ``name: value`` on a line of its own,
+tables by indentation, lists of single values. All else is refused, with the advice to write TOML or JSON.
 
 >>> parse_plain_yaml("privacy:\\n  dp_enabled: true\\n  delta: 1e-5  # a comment\\n", where="config.yaml")
 {'privacy': {'dp_enabled': True, 'delta': 1e-05}}
@@ -19,14 +19,24 @@ __all__ = ["parse_plain_yaml"]
 
 _LINE = re.compile(r"( *)(?:(- +)?([A-Za-z_][\w.-]*) *:(?: +(.*))?|(- +)(.+))$")
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)?(\.\d*)?([eE][-+]?\d+)?$")
-_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False, "null": None, "~": None, "": None}
+_WORDS = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "null": None,
+    "~": None,
+    "": None,
+}
 _DEEPEST = 8
 
 
 def parse_plain_yaml(text: str, *, where: str) -> dict[str, Any]:
     """The values of a plain YAML file; ``where`` stands in front of the problem.
 
-    Raises :class:`~quietsum.errors.InvalidParameter` for what is not plain, and for a name that stands twice in a table.
+    Raises :class:`~quietsum.errors.InvalidParameter` for what is not plain, and for a name that stands twice.
     """
     top: dict[str, Any] = {}
     stack: list[tuple[int, dict[str, Any]]] = [(-1, top)]

@@ -72,9 +72,11 @@ def count_steps(
     if (steps is None) == (epochs is None):
         both = steps is not None
         raise InvalidParameter(
-            "steps", steps, "stands beside epochs" if both else "is missing, and so are epochs",
+            "steps",
+            steps,
+            "stands beside epochs" if both else "is missing, and so are epochs",
             "state one of steps and epochs",
-        )  # fmt: skip
+        )
     if batches is None:
         batches = 1 if not rate else max(1, math.ceil(1 / rate - 1e-9))
     if steps is not None:
@@ -94,7 +96,9 @@ def drawn_event(step: PrivacyEvent, draw: Draw, *, rate: float | None, steps: in
         case Draw.SHUFFLED:
             return Repeated(times=epochs, event=Shuffled(batches=batches, event=step))
     if rate is None:
-        raise InvalidParameter("sample_rate", None, "is missing", "state it, or the batch size and the number of records")
+        raise InvalidParameter(
+            "sample_rate", None, "is missing", "state it, or the batch size and the number of records"
+        )
     sampled = FixedSizeSampled(rate=rate, event=step) if draw is Draw.FIXED else PoissonSampled(rate=rate, event=step)
     return Repeated(times=steps, event=sampled)
 
@@ -103,7 +107,9 @@ def remark_draw(draw: Draw, accounted: Draw, batches: int) -> list[Remark]:
     """What is to be said if batches are made by ``draw`` and were accounted as ``accounted``."""
     if draw is accounted or accounted is not Draw.POISSON:
         return []
-    coins = "draw each record by its own coin of that probability (a Poisson sampler), or state the figure of these batches"
+    coins = (
+        "draw each record by its own coin of that probability (a Poisson sampler), or state the figure of these batches"
+    )
     if draw is Draw.SHUFFLED and batches > 1:
         text = (
             "the batches are a shuffled data set cut into pieces, and the ε is that of independent coins: no "
@@ -131,9 +137,10 @@ def gaussian(noise_multiplier: float) -> PrivacyEvent | None:
 
 _COARSER = {PrivacyUnit.RECORD: 0, PrivacyUnit.PERSON: 1, PrivacyUnit.CLIENT: 2}
 NO_NOISE = mistake(
-    "no-noise", "no noise is added, so no ε is promised: what is clipped, cut or left out still depends on the data",
+    "no-noise",
+    "no noise is added, so no ε is promised: what is clipped, cut or left out still depends on the data",
     "add noise in proportion to the clip norm",
-)  # fmt: skip
+)
 
 
 def line_of(
@@ -170,23 +177,34 @@ def line_of(
     if size > 1 and event is not None:
         event, least = Group(size=size, event=event), least and Group(size=size, event=least)
     if stated.trials > 1 and event is not None:
-        found.append(mistake(
-            "tuning", f"{stated.trials} trainings on the same data were tried and one was kept: the ε is that of one, "
-            "and which one is kept tells of the data, too",
-            "charge every training, or choose with a private selection (quietsum tradeoff prices one)",
-        ))  # fmt: skip
+        found.append(
+            mistake(
+                "tuning",
+                f"{stated.trials} trainings on the same data were tried and one was kept: the ε is that of one, "
+                "and which one is kept tells of the data, too",
+                "charge every training, or choose with a private selection (quietsum tradeoff prices one)",
+            )
+        )
         event, least = Repeated(times=stated.trials, event=event), least or event
     return Line(
-        label=label, epsilon=stated.epsilon if stated.epsilon is not None else epsilon, delta=at, unit=unit,
-        neighbours=neighbours, observer=observer, event=event, least=least, floor=floor, remarks=(*found, *_remark_statement(stated, at)),
-    )  # fmt: skip
+        label=label,
+        epsilon=stated.epsilon if stated.epsilon is not None else epsilon,
+        delta=at,
+        unit=unit,
+        neighbours=neighbours,
+        observer=observer,
+        event=event,
+        least=least,
+        floor=floor,
+        remarks=(*found, *_remark_statement(stated, at)),
+    )
 
 
 def _remark_finer(unit: PrivacyUnit, protects: PrivacyUnit, neighbours: Neighbours) -> Remark:
     """One record of a client, where the noise hides whether the client is there: the change may be twice as large."""
     text = (
-        f"the noise protects one {protects} who is there or not, and it is claimed for one {unit}: one {unit} may turn the "
-        f"whole contribution of its {protects} round, which moves the sum twice as far"
+        f"the noise protects one {protects} who is there or not, and it is claimed for one {unit}: one {unit} may turn "
+        f"the whole contribution of its {protects} round, which moves the sum twice as far"
     )
     instead = f"state it per {protects}, or price one {unit} as a {protects} that is replaced"
     return (note if neighbours is Neighbours.REPLACE_ONE else mistake)("unit", text, instead)
@@ -205,30 +223,50 @@ def _remark_statement(stated: Stated, delta: float) -> list[Remark]:
     """What is wrong with a statement, whatever the mechanism."""
     found = []
     if stated.units is not None and delta * stated.units >= 1:
-        found.append(mistake(
-            "delta", f"δ = {delta:g} is not below 1/n = {1 / stated.units:.3g}: publishing one whole {stated.unit or 'record'} "
-            "at random would keep this promise",
-            f"state ε at δ ≤ 1/(10 n) = {0.1 / stated.units:.2g}", always=True,
-        ))  # fmt: skip
+        found.append(
+            mistake(
+                "delta",
+                f"δ = {delta:g} is not below 1/n = {1 / stated.units:.3g}: publishing one whole "
+                f"{stated.unit or 'record'} at random would keep this promise",
+                f"state ε at δ ≤ 1/(10 n) = {0.1 / stated.units:.2g}",
+                always=True,
+            )
+        )
     if stated.sum_of == "units":
-        found.append(mistake(
-            "summed-units", "an ε per record and an ε per client were added: they are about different neighbours, and "
-            "their sum is no guarantee about anything",
-            "state both, each with its unit", always=True,
-        ))  # fmt: skip
+        found.append(
+            mistake(
+                "summed-units",
+                "an ε per record and an ε per client were added: they are about different neighbours, and "
+                "their sum is no guarantee about anything",
+                "state both, each with its unit",
+                always=True,
+            )
+        )
     if stated.sum_of == "rounds":
-        found.append(note(
-            "summed-rounds", "the ε of rounds were added: that is true only if their δ are added, too, and larger than "
-            "what the rounds cost together", "compose the events of all rounds in one accountant",
-        ))  # fmt: skip
+        found.append(
+            note(
+                "summed-rounds",
+                "the ε of rounds were added: that is true only if their δ are added, too, and larger than "
+                "what the rounds cost together",
+                "compose the events of all rounds in one accountant",
+            )
+        )
     if stated.sum_of == "parties":
-        found.append(note(
-            "summed-parties", "the ε of parties with different records were added: a record is at one party, so the "
-            "worst party's ε is the figure", "state the largest",
-        ))  # fmt: skip
+        found.append(
+            note(
+                "summed-parties",
+                "the ε of parties with different records were added: a record is at one party, so the "
+                "worst party's ε is the figure",
+                "state the largest",
+            )
+        )
     if stated.seeded:
-        found.append(mistake(
-            "seeded", "noise and draws come from a seed that is written down: a reader of it can take the noise off",
-            "draw from the operating system's generator and keep no seed", always=True,
-        ))  # fmt: skip
+        found.append(
+            mistake(
+                "seeded",
+                "noise and draws come from a seed that is written down: a reader of it can take the noise off",
+                "draw from the operating system's generator and keep no seed",
+                always=True,
+            )
+        )
     return found

@@ -38,16 +38,23 @@ def step_terms(file: ClaimFile) -> StepTerms:
     noise = _first(settings, _NOISE)
     if not noise:
         raise InvalidParameter(
-            "noise_multiplier", noise, f"is missing in these settings of {file.system}", "a step is held against its noise"
+            "noise_multiplier",
+            noise,
+            f"is missing in these settings of {file.system}",
+            "a step is held against its noise",
         )
     records, batch = _first(settings, _RECORDS), getattr(settings, "batch_size", None)
     rate = _first(settings, _RATE) or (batch / records if batch and records else None)
     if rate is None:
-        raise InvalidParameter("sample_rate", None, "is missing", "state it, or the batch size and the number of records")
+        raise InvalidParameter(
+            "sample_rate", None, "is missing", "state it, or the batch size and the number of records"
+        )
     return StepTerms(
-        noise_multiplier=float(noise), max_norm=float(_first(settings, _NORM) or 1.0), rate=float(rate),
+        noise_multiplier=float(noise),
+        max_norm=float(_first(settings, _NORM) or 1.0),
+        rate=float(rate),
         population=int(records or 1000),
-    )  # fmt: skip
+    )
 
 
 def _first(settings: Any, names: tuple[str, ...]) -> Any:

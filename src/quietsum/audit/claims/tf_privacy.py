@@ -30,7 +30,9 @@ class TfPrivacySettings:
     noise_multiplier: float = key("As given to the optimizer.", bound=NON_NEGATIVE)
     delta: float | None = key("As given to the statement.", default=None, bound=OPEN_FRACTION)
     l2_norm_clip: float | None = key("As given to the optimizer; ε does not hang on it.", default=None, bound=POSITIVE)
-    num_microbatches: int | None = key("As given to the optimizer; if omitted, one a record.", default=None, bound=COUNT)
+    num_microbatches: int | None = key(
+        "As given to the optimizer; if omitted, one a record.", default=None, bound=COUNT
+    )
     max_examples_per_user: int | None = key("As given to the statement.", default=None, bound=COUNT)
     sampling: Draw = key("How batches are really made; model.fit shuffles.", default=Draw.SHUFFLED)
 
@@ -44,15 +46,15 @@ def read_tf_privacy(settings: TfPrivacySettings, stated: Stated) -> list[Line]:
             "num_microbatches", microbatches, f"does not divide batch_size = {settings.batch_size}", "choose a divisor"
         )
     size = settings.batch_size // microbatches
-    if size == settings.batch_size > 1:
-        clipping = "per-batch"
-    else:
-        clipping = "per-microbatch" if size > 1 else "per-record"
+    clipping = "per-record" if size == 1 else "per-batch" if microbatches == 1 else "per-microbatch"
     if stated.unit is PrivacyUnit.PERSON and stated.records_per_unit is None and settings.max_examples_per_user:
         stated = dataclasses.replace(stated, records_per_unit=settings.max_examples_per_user)
     training = Training(
-        noise_multiplier=settings.noise_multiplier, draw=settings.sampling, epochs=settings.num_epochs,
+        noise_multiplier=settings.noise_multiplier,
+        draw=settings.sampling,
+        epochs=settings.num_epochs,
         rate=rate_of(None, settings.batch_size, settings.number_of_examples, settings.sampling),
-        clipping=clipping, microbatch=size,
-    )  # fmt: skip
+        clipping=clipping,
+        microbatch=size,
+    )
     return price_training(training, stated, delta=settings.delta)

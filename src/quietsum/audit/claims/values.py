@@ -27,16 +27,21 @@ class Stated:
     epsilon: float | None = key("The ε that is stated; if omitted, none is.", default=None, bound=NON_NEGATIVE)
     delta: float | None = key("The δ that it is stated at.", default=None, bound=OPEN_FRACTION)
     unit: PrivacyUnit | None = key("Whom it is said to protect; if omitted, whom the mechanism can.", default=None)
-    neighbours: Neighbours | None = key("Its neighbouring relation; if omitted, the one that costs least.", default=None)
-    units: int | None = key("How many protected units there are: records, people or clients.", default=None, bound=COUNT)
+    neighbours: Neighbours | None = key(
+        "Its neighbouring relation; if omitted, the one that costs least.", default=None
+    )
+    units: int | None = key(
+        "How many protected units there are: records, people or clients.", default=None, bound=COUNT
+    )
     records_per_unit: int | None = key("The most records of one person or client.", default=None, bound=COUNT)
     covers: str = key(
         "What the stated ε is about: the whole run, or one round of it.", default="run", bound=choices("run", "round")
     )
     sum_of: str = key(
-        "What it was added up from, if it is a sum: rounds, units or parties.", default="",
+        "What it was added up from, if it is a sum: rounds, units or parties.",
+        default="",
         bound=choices("", "rounds", "units", "parties"),
-    )  # fmt: skip
+    )
     trials: int = key("How many trainings were tried, the best of which was kept.", default=1, bound=COUNT)
     seeded: bool = key("Whether noise and draws come from a seed that is written down.", default=False)
 

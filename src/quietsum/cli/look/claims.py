@@ -21,15 +21,19 @@ CONTRADICTED = 5
 
 ClaimArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[CLAIM]", show_default=False, help="Settings and a stated ε: TOML, JSON, plain YAML or CSV."),
+    typer.Argument(
+        metavar="[CLAIM]", show_default=False, help="Settings and a stated ε: TOML, JSON, plain YAML or CSV."
+    ),
 ]
 TrainerOption = Annotated[
     str | None,
     typer.Option(
-        "--trainer", metavar="MODULE:FN", show_default=False,
+        "--trainer",
+        metavar="MODULE:FN",
+        show_default=False,
         help="Your own step, run against the claim on made-up rows.",
     ),
-]  # fmt: skip
+]
 FeaturesOption = Annotated[
     int, typer.Option("--features", metavar="N", help="With --trainer: how many numbers are in a made-up row.")
 ]
@@ -61,7 +65,9 @@ def check(
 
         return check_trainer(trainer, claim, as_json, features)
     if claim is None:
-        raise InvalidParameter("CLAIM", None, "is missing", "name a file of settings; quietsum check --systems lists them")
+        raise InvalidParameter(
+            "CLAIM", None, "is missing", "name a file of settings; quietsum check --systems lists them"
+        )
     found = check_claim(read_claim(claim))
     code = CONTRADICTED if found.contradicted else 0
     if as_json:
@@ -119,7 +125,9 @@ def _bounds(checked: CheckedLine) -> str:
         return "ε is not known"
     if math.isinf(checked.epsilon):
         return f"ε ≥ {lower}, no upper bound is known"
-    return f"ε = {upper}" if lower == upper else f"{lower} ≤ ε ≤ {upper}" if checked.epsilon_lower > 0 else f"ε ≤ {upper}"
+    return (
+        f"ε = {upper}" if lower == upper else f"{lower} ≤ ε ≤ {upper}" if checked.epsilon_lower > 0 else f"ε ≤ {upper}"
+    )
 
 
 def _answer(checked: CheckedLine) -> str:

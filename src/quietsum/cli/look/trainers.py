@@ -51,19 +51,29 @@ def _run(name: str, trainer: Any, file: ClaimFile | None, features: int) -> Chec
 
     if not _parameters(name, trainer):
         step = trainer()
-        if lacking := [each for each in ("examples", "deterministic", "noise", "release", "run") if not hasattr(step, each)]:
+        if lacking := [
+            each for each in ("examples", "deterministic", "noise", "release", "run") if not hasattr(step, each)
+        ]:
             raise InvalidParameter(
-                "trainer", name, f"returned a {type(step).__name__} without {', '.join(lacking)}",
+                "trainer",
+                name,
+                f"returned a {type(step).__name__} without {', '.join(lacking)}",
                 "return what quietsum.selfcheck.StepUnderTest lists, or let the function be the step itself",
-            )  # fmt: skip
+            )
         return run_selfcheck(step)
     if file is None:
         raise InvalidParameter("CLAIM", None, "is missing", "name the settings that the step is held against")
     terms = step_terms(file)
     made = FunctionStep(
-        trainer, noise_multiplier=terms.noise_multiplier, max_norm=terms.max_norm, rate=terms.rate,
-        population=terms.population, features=features, draw=getattr(trainer, "draw", None), name=name,
-    )  # fmt: skip
+        trainer,
+        noise_multiplier=terms.noise_multiplier,
+        max_norm=terms.max_norm,
+        rate=terms.rate,
+        population=terms.population,
+        features=features,
+        draw=getattr(trainer, "draw", None),
+        name=name,
+    )
     return run_selfcheck(made, only=made.tests)
 
 
@@ -75,12 +85,18 @@ def _parameters(name: str, trainer: Any) -> bool:
         found = inspect.signature(trainer).parameters
     except (TypeError, ValueError):
         raise InvalidParameter("trainer", name, "shows no parameters", "write it in Python") from None
-    needed = [one for one in found.values() if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    needed = [
+        one
+        for one in found.values()
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
     if needed and not {"noise_multiplier", "max_grad_norm"} <= set(found):
         raise InvalidParameter(
-            "trainer", name, "does not take noise_multiplier and max_grad_norm",
+            "trainer",
+            name,
+            "does not take noise_multiplier and max_grad_norm",
             "write def step(features, labels, *, noise_multiplier, max_grad_norm), returning the noisy sum",
-        )  # fmt: skip
+        )
     return bool(needed)
 
 
