@@ -1,8 +1,8 @@
 """What do public configurations promise, and what is stated for them?
 
 Each file in ``benchmarks/claims`` is a configuration as it stands in another project's documentation, examples or
-issues, with its source. This program checks them all and prints the table of docs/explanation/claims-of-others.md, sorted
-by file. With --peers Google's dp-accounting prices the same events beside us, where it knows them.
+issues, with its source. This program checks them all and prints the table of docs/explanation/claims-of-others.md,
+sorted by file. With --peers Google's dp-accounting prices the same events beside us, where it knows them.
 
     python benchmarks/claims.py                # the table
     python benchmarks/claims.py --write        # and put it into the page
@@ -12,9 +12,9 @@ by file. With --peers Google's dp-accounting prices the same events beside us, w
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,10 @@ PAGE = HERE.parent / "docs" / "explanation" / "claims-of-others.md"
 MARKS = "<!-- table -->", "<!-- /table -->"
 
 
-def checked() -> Iterator[tuple[Path, CheckedClaim]]:
+@functools.cache
+def checked() -> tuple[tuple[Path, CheckedClaim], ...]:
     """Every configuration, checked."""
-    for path in sorted((HERE / "claims").glob("*.toml")):
-        yield path, check_claim(read_claim(path))
+    return tuple((path, check_claim(read_claim(path))) for path in sorted((HERE / "claims").glob("*.toml")))
 
 
 def bounds(line: CheckedLine) -> str:

@@ -1,8 +1,8 @@
 """A step that is one function: features and labels in, the noisy sum of clipped gradients out.
 
 Many trainers have no seams: noise is added where the gradients are summed. One parameter is enough of a seam. A
-function that takes its noise multiplier shows its sum when that is 0, and its noise when there are no rows; with both in
-separate hands most of the self-check's questions can be asked.
+function that takes its noise multiplier shows its sum when that is 0, and its noise when there are no rows; with both
+in separate hands most of the self-check's questions can be asked.
 
 >>> import numpy as np
 >>> def step(features, labels, *, noise_multiplier, max_grad_norm):  # clips the batch, not each row: a mistake
@@ -41,8 +41,8 @@ class FunctionStep:
     """``step(features, labels, noise_multiplier=σ, max_grad_norm=C)`` under test; it returns the sum as one vector.
 
     ``features`` numbers and a label from 0 to ``classes`` − 1 are a row. ``draw(population, rate)``, where there is
-    one, gives the indices of a batch. Only the questions in :attr:`tests` can be asked: what is saved for a restart, what
-    the accountant hears and which constants steer the run are not to be seen in one function.
+    one, gives the indices of a batch. Only the questions in :attr:`tests` can be asked: what is saved for a restart,
+    what the accountant hears and which constants steer the run are not to be seen in one function.
     """
 
     law = Law.GAUSSIAN

@@ -108,7 +108,7 @@ def price_training(
 def _floor(
     training: Training, factor: float, relation: Neighbours, steps: int, batches: int, delta: float | None, rounds: int
 ) -> tuple[PrivacyEvent | None, float | None]:
-    """(least, floor) where the event that stands for a step allows more than a step does, so that its lower bound is none.
+    """(least, floor) where the event that stands for a step allows more than it does, so that its lower bound is none.
 
     Laplace noise is priced by an L1 norm that no single parameter has; one parameter that moves by C is the least. A
     clip of batches has a record turn its batch from −C to +C, while null leaves it at −C: of batches of fixed size, and
