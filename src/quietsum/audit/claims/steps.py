@@ -220,7 +220,7 @@ def _remark_coarser(unit: PrivacyUnit, protects: PrivacyUnit, size: int | None) 
 
 
 def _remark_statement(stated: Stated, delta: float) -> list[Remark]:
-    """What is wrong with a statement, whatever the mechanism."""
+    """What is wrong with a statement, for any mechanism."""
     found = []
     if stated.units is not None and delta * stated.units >= 1:
         found.append(
