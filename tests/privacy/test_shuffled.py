@@ -158,6 +158,36 @@ def test_a_bad_question_is_refused_by_name(name: str, value: float) -> None:
     assert caught.value.parameter == name
 
 
+# ------------------------------------------------------------------------------------- a clip of whole batches
+
+
+@pytest.mark.parametrize("sigma", [0.7, 1.5, 4.0])
+def test_a_clip_of_one_batch_is_a_gaussian_of_twice_the_shift(sigma: float) -> None:
+    found = shuffled_epsilon_lower(noise_multiplier=sigma, batches=1, delta=1e-5, batch_clip=True)
+    exact = gaussian_epsilon(2 / sigma, 1e-5)
+    assert exact - 2e-3 * exact < found <= exact
+
+
+@pytest.mark.parametrize("sigma", [0.6, 1.0])
+def test_of_two_clipped_batches_the_attack_shows_no_more_than_there_is(sigma: float) -> None:
+    """In full on a grid: one of two numbers is N(2, σ²) on one dataset, both are N(0, σ²) on the other."""
+    points = np.linspace(-9 * sigma, 2 + 9 * sigma, 1500)
+    cell = (points[1] - points[0]) / (sigma * math.sqrt(2 * math.pi))
+    high, zero = (cell * np.exp(-((points - centre) ** 2) / (2 * sigma**2)) for centre in (2.0, 0.0))
+    mine = (np.outer(high, zero) + np.outer(zero, high)) / 2
+    other = np.outer(zero, zero)
+    for delta in (1e-5, 1e-3):
+        low, up = 0.0, 60.0
+        for _ in range(40):
+            middle = (low + up) / 2
+            shown = float(np.maximum(0.0, mine - math.exp(middle) * other).sum())
+            low, up = (middle, up) if shown > delta else (low, middle)
+        found = shuffled_epsilon_lower(noise_multiplier=sigma, batches=2, delta=delta, batch_clip=True)
+        assert 0.7 * up < found <= up * (1 + 1e-3)
+        plain = shuffled_epsilon_lower(noise_multiplier=sigma, batches=2, delta=delta)
+        assert plain < found
+
+
 # ------------------------------------------------------------------------------------------- the warning
 
 
@@ -184,6 +214,15 @@ def test_the_upper_bound_is_the_unamplified_one_and_above_the_attack() -> None:
     guarantee = spent(ev.Repeated(times=100, event=epoch()))
     assert guarantee.epsilon == pytest.approx(gaussian_epsilon(10.0, 1e-5), rel=1e-6)
     assert guarantee.epsilon > 18.3
+
+
+def test_the_lower_bound_is_the_attacks_and_not_that_of_the_unamplified_pair() -> None:
+    attack = shuffled_epsilon_lower(noise_multiplier=1.0, batches=312, epochs=100, delta=1e-5)
+    for kind in (ExactAccountant, RenyiAccountant):
+        guarantee = kind(neighbours=Neighbours.ZERO_OUT).compose(epoch(), 100).epsilon(delta=1e-5)
+        assert guarantee.epsilon_lower == attack < guarantee.epsilon / 4
+    assert spent(GAUSSIAN).epsilon_lower == pytest.approx(spent(GAUSSIAN).epsilon)  # the control: no batches
+    assert spent(ev.Shuffled(batches=8, event=ev.Laplace(noise_multiplier=9.0))).epsilon_lower == 0
 
 
 def test_epochs_composed_one_by_one_are_warned_about_together() -> None:

@@ -7,6 +7,22 @@ from typing import TYPE_CHECKING
 from quietsum.doors import open_door
 
 if TYPE_CHECKING:
+    from quietsum.audit.claims.checking import (
+        CheckedClaim as CheckedClaim,
+        CheckedLine as CheckedLine,
+        Ruling as Ruling,
+        check_claim as check_claim,
+    )
+    from quietsum.audit.claims.files import read_claim as read_claim
+    from quietsum.audit.claims.registry import SystemReader as SystemReader, list_systems as list_systems
+    from quietsum.audit.claims.terms import StepTerms as StepTerms, step_terms as step_terms
+    from quietsum.audit.claims.values import (
+        ClaimFile as ClaimFile,
+        Line as Line,
+        Remark as Remark,
+        RemarkKind as RemarkKind,
+        Stated as Stated,
+    )
     from quietsum.audit.evidence import Evidence as Evidence, Power as Power, forecast_power as forecast_power
     from quietsum.audit.shares import bound_share as bound_share
     from quietsum.audit.trainings import AUDIT as AUDIT, audit_training as audit_training, read_audit as read_audit

@@ -25,6 +25,7 @@ from quietsum.cli.account.spend import spend
 from quietsum.cli.look.alerts import alerts
 from quietsum.cli.look.audit import audit
 from quietsum.cli.look.doctor import doctor
+from quietsum.cli.look.claims import check
 from quietsum.cli.look.ledger import app as ledger
 from quietsum.cli.look.predict import predict
 from quietsum.cli.look.receipts import receipts
@@ -242,6 +243,7 @@ app.command(rich_help_panel=LOOK)(serve)
 app.command(rich_help_panel=LOOK)(compare)
 app.command(rich_help_panel=LOOK)(report)
 app.command(rich_help_panel=LOOK)(audit)
+app.command(rich_help_panel=LOOK)(check)
 app.command(rich_help_panel=LOOK)(predict)
 app.command(rich_help_panel=LOOK)(suspects)
 app.add_typer(ledger, name="ledger", rich_help_panel=LOOK)

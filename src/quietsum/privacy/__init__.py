@@ -86,6 +86,7 @@ if TYPE_CHECKING:
         best_order as best_order,
     )
     from quietsum.privacy.rounds import PrivacyAccountant as PrivacyAccountant, get_privacy_spent as get_privacy_spent
+    from quietsum.privacy.shuffled import shuffled_epsilon_lower as shuffled_epsilon_lower
     from quietsum.privacy.units import Neighbours as Neighbours, Observer as Observer, PrivacyUnit as PrivacyUnit
     from quietsum.privacy.wording import bounds_of as bounds_of, facts_of as facts_of, figure_of as figure_of
 else:

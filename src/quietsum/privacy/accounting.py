@@ -223,6 +223,8 @@ class History:
                 f"the lower bound {epsilon_lower!r} on ε lies above the upper bound {epsilon!r} "
                 f"({method}, δ = {delta:g}); please report the composed events"
             )
+        if self._shuffled:  # the composed pair is an upper bound, and what is attained by it says nothing about batches
+            epsilon_lower = max(ShuffledEpochs(*key, epochs).lower(delta) for key, epochs in self._shuffled.items())
         return Guarantee(
             epsilon=epsilon,
             epsilon_lower=0.0 if self._no_lower else min(epsilon_lower, epsilon),

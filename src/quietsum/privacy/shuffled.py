@@ -38,6 +38,14 @@ class ShuffledEpochs:
     batches: int
     epochs: int
 
+    def lower(self, delta: float) -> float:
+        """What an attack shows that these epochs cost at least; 0 for other noise than Gaussian."""
+        if self.noise_multiplier is None:
+            return 0.0
+        return shuffled_epsilon_lower(
+            noise_multiplier=self.noise_multiplier, batches=self.batches, epochs=self.epochs, delta=delta
+        )
+
     def warning(self, delta: float) -> str:
         """The sentence a guarantee carries."""
         text = (
@@ -46,10 +54,7 @@ class ShuffledEpochs:
         )
         if self.noise_multiplier is None:
             return text
-        lower = shuffled_epsilon_lower(
-            noise_multiplier=self.noise_multiplier, batches=self.batches, epochs=self.epochs, delta=delta
-        )
-        return f"{text} (an attack shows that these epochs alone cost at least ε = {lower:.3g})"
+        return f"{text} (an attack shows that these epochs alone cost at least ε = {self.lower(delta):.3g})"
 
 
 def shuffled_epochs(event: ev.PrivacyEvent, times: int = 1) -> list[ShuffledEpochs]:
@@ -71,8 +76,13 @@ def shuffled_epochs(event: ev.PrivacyEvent, times: int = 1) -> list[ShuffledEpoc
             return []
 
 
-def shuffled_epsilon_lower(*, noise_multiplier: float, batches: int, epochs: int = 1, delta: float) -> float:
+def shuffled_epsilon_lower(
+    *, noise_multiplier: float, batches: int, epochs: int = 1, delta: float, batch_clip: bool = False
+) -> float:
     """A lower bound on ε of DP-SGD with shuffled batches, zero-out neighbours.
+
+    With ``batch_clip`` the gradient of each batch (or microbatch) is clipped to C as a whole: then the record's batch
+    shows N(2, σ²) on one dataset and N(0, σ²), as all batches do, on the other.
 
     Each epoch is reduced to its largest batch sum, sorted into cells; what an attacker forgets only lowers ε, so
     every step here is on the safe side: losses of cells are rounded down to a grid, and what the transform may
@@ -87,12 +97,13 @@ def shuffled_epsilon_lower(*, noise_multiplier: float, batches: int, epochs: int
         whole_number("batches", batches, 1),
         min(whole_number("epochs", epochs, 1), _MOST_EPOCHS),  # an attacker may also forget whole epochs
         open_probability("delta", delta),
+        0.0 if batch_clip else 1.0,
     )
 
 
 @functools.lru_cache(maxsize=256)
-def _lower(sigma: float, batches: int, epochs: int, delta: float) -> float:
-    mass_p, mass_q = _cells(2.0, sigma, batches), _cells(1.0, sigma, batches)
+def _lower(sigma: float, batches: int, epochs: int, delta: float, null: float) -> float:
+    mass_p, mass_q = _cells(2.0, sigma, batches), _cells(null, sigma, batches)
     kept = mass_p > 1e-3 * delta / epochs / _CELLS
     mass_p, mass_q = mass_p[kept], np.maximum(mass_q[kept], 1e-60)
     loss = _loss(mass_p, mass_q)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from quietsum.doors import open_door
 
 if TYPE_CHECKING:
+    from quietsum.selfcheck.function_step import FunctionStep as FunctionStep
     from quietsum.selfcheck.protocol import (
         Batch as Batch,
         Floats as Floats,

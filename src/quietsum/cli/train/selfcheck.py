@@ -14,7 +14,7 @@ from quietsum.errors import InvalidParameter
 if TYPE_CHECKING:
     from quietsum.selfcheck import CheckReport, StepUnderTest
 
-__all__ = ["selfcheck"]
+__all__ = ["finite_values", "selfcheck", "show_report"]
 
 CONTRADICTED = 5
 
@@ -96,9 +96,9 @@ def selfcheck(
     with close:
         report = run_selfcheck(step)
     if as_json:
-        print_json({"exit_code": 0 if report.passed else CONTRADICTED, **_finite(report.to_dict())})
+        print_json({"exit_code": 0 if report.passed else CONTRADICTED, **finite_values(report.to_dict())})
     else:
-        _show(report)
+        show_report(report)
     return 0 if report.passed else CONTRADICTED
 
 
@@ -199,7 +199,8 @@ def _torch_step(task: Any, settings: dict[str, Any]) -> tuple[StepUnderTest, Any
     return step, while_checking(model)
 
 
-def _show(report: CheckReport) -> None:
+def show_report(report: CheckReport) -> None:
+    """A report for people: the claim, a line a test, the answer."""
     claim = report.claim
     print(textwrap.fill(f"{report.step}: one step claims", 80))
     print(f"  one record moves the sum by at most  {claim['sensitivity']:g}")
@@ -218,10 +219,10 @@ def _show(report: CheckReport) -> None:
         print(textwrap.fill(f"The claim is false: {names}. Do not train protected records with this step.", 80))
 
 
-def _finite(value: Any) -> Any:
+def finite_values(value: Any) -> Any:
     """NaN has no place in JSON; a statistic that is none is null."""
     if isinstance(value, float) and value != value:
         return None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list) else value
+        return {key: finite_values(item) for key, item in value.items()}
+    return [finite_values(item) for item in value] if isinstance(value, list) else value

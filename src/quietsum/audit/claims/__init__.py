@@ -1,0 +1,1 @@
+"""Other people's claims: their settings become privacy events, and the events are priced beside what is claimed."""
