@@ -12,6 +12,12 @@ from quietsum.doors import open_door
 
 if TYPE_CHECKING:
     from quietsum.learning.callbacks import EarlyStopping as EarlyStopping, StopTraining as StopTraining
+    from quietsum.learning.canaries.party import (
+        CanaryRound as CanaryRound,
+        PartyCanaries as PartyCanaries,
+        carried_steps as carried_steps,
+        read_party as read_party,
+    )
     from quietsum.learning.canaries.record import (
         Canaries as Canaries,
         CanaryRecord as CanaryRecord,

@@ -52,6 +52,7 @@ from quietsum.party import rehearse_task
 from quietsum.plan import Plan, ResolvedPlan, card, resolve
 from quietsum.privacy import Guarantee
 from quietsum.runs import checkpoint as checkpoints
+from quietsum.runs.canaries import canaries_of, refuse_elsewhere
 from quietsum.runs.checkpoint import RunCheckpoint
 from quietsum.runs.facts import TaskFacts
 from quietsum.runs.folder import RunFolder, Workspace
@@ -103,6 +104,7 @@ def start(
     if federation is not None:
         refuse_unmasked(resolved, federation)
         federation.check_plan(resolved)
+        refuse_elsewhere(resolved)
     if remote:
         refuse_drill(resolved.plan)
     rehearse_task(task, resolved, resolved.parties[0].name, unseen=remote)
@@ -128,7 +130,7 @@ def start(
             reach("run:first-checkpoint")
             if opened is not None:
                 opened(folder)
-            with _federation(federation, task, resolved, workers) as parties:
+            with _federation(federation, task, resolved, workers, folder) as parties:
                 return _go_on(first, folder, task, resolved, ledger, history, parties, rng, guard(watchers))
 
 
@@ -186,7 +188,7 @@ def resume_run(
             TaskFacts.of(task).write(folder.path)
         if opened is not None:
             opened(folder)
-        with _federation(federation, task, resolved, workers) as parties:
+        with _federation(federation, task, resolved, workers, folder) as parties:
             return _go_on(last, folder, task, resolved, ledger, history, parties, rng, guard(watchers))
 
 
@@ -277,12 +279,15 @@ def _ledger_of(folder: RunFolder, workspace: Workspace) -> Iterator[Ledger]:
 
 
 @contextlib.contextmanager
-def _federation(given: Federation | None, task: Task, resolved: ResolvedPlan, workers: int) -> Iterator[Federation]:
+def _federation(
+    given: Federation | None, task: Task, resolved: ResolvedPlan, workers: int, folder: RunFolder
+) -> Iterator[Federation]:
     """The federation that was passed, or one of this machine that is ended again in any case."""
     if given is not None:
         yield given
         return
-    made = LocalFederation.of(task, resolved, workers=workers)
+    canaries = canaries_of(resolved, folder.path, folder.run)
+    made = LocalFederation.of(task, resolved, workers=workers, canaries=canaries)
     try:
         yield made
     finally:
