@@ -87,9 +87,8 @@ class CarriedLoss:
         assert isinstance(model, CarryingModel)
         *rows, marks = batch
         own = self._loss(model.inner, tuple(rows))
-        pull = model.canaries(marks.unsqueeze(-1)).flatten(1).sum(1) * self._pull
-        carried = (marks > 0).to(own.dtype)
-        losses: Tensor = own * (1 - carried) + pull.to(own.dtype) * carried
+        pull = model.canaries(marks.unsqueeze(-1)).flatten() * self._pull
+        losses: Tensor = torch.where(marks > 0, pull.to(own.dtype), own)
         return losses
 
 
@@ -111,13 +110,16 @@ class CarriedRecords:
 
     def batch(self, indices: NDArray[np.int64], device: torch.device | None = None) -> Batch:
         """The rows with these numbers, and their marks."""
-        real = self._records.batch(indices[indices < len(self._records)], device)
-        marks = torch.from_numpy(self.coordinates(indices) + 1).to(device)
+        behind = indices >= len(self._records)
+        real = self._records.batch(indices[~behind], device)
+        own = self._marks[indices[behind] - len(self._records)]
+        marks = torch.zeros(len(real[0]) + len(own), dtype=torch.int64)
+        marks[len(real[0]) :] = torch.from_numpy(own)
         parts = [
-            torch.cat([part, row.to(device).expand(len(marks), *row.shape[1:])])
+            torch.cat([part, row.to(device).expand(len(own), *row.shape[1:])])
             for part, row in zip(real, self._row, strict=True)
         ]
-        return (*parts, torch.cat([marks.new_zeros(len(real[0])), marks]))
+        return (*parts, marks.to(device))
 
     def make_up(self, device: torch.device | None = None, count: int = MADE_UP_ROWS) -> Batch:
         """Made-up rows, every second one a canary."""
