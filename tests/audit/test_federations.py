@@ -20,13 +20,12 @@ from quietsum import report
 from quietsum.audit import CanaryClaim, Conclusion, audit_run, judge_canaries, judge_parties
 from quietsum.errors import CorruptState, InvalidParameter, PlanRefused, QuietsumError
 from quietsum.federation import LocalFederation
-from quietsum.learning import Batch, CanaryRound, cross_entropy
+from quietsum.learning import Batch, CanaryRound, canaries_of, cross_entropy
 from quietsum.learning.noise.gradient_noise import TorchNoise
 from quietsum.mechanisms import ClippedSum, Mode, system_randomness
 from quietsum.plan import LocalOrders, Plan, resolve
 from quietsum.report import check_report, render, sign_report
 from quietsum.runs import Workspace
-from quietsum.runs.canaries import canaries_of
 from quietsum.runs.run import resume_run, start
 from quietsum.sampling import Everyone, Poisson
 from quietsum.tasks import AnyTask, Metrics, Settings, Task, as_task

@@ -16,11 +16,11 @@ from quietsum.audit.trainings import AUDIT, FORMAT, audit_training, hash_canarie
 from quietsum.audit.verdict import CanaryAudit, CanaryClaim, judge_parties
 from quietsum.errors import CorruptState, QuietsumError
 from quietsum.files import write_atomically
-from quietsum.learning import read_party
+from quietsum.learning import CANARIES, label_of, party_folder, read_party
 from quietsum.ledger import Ledger, ledger_exists
 from quietsum.plan import Plan, ResolvedPlan, resolve
 from quietsum.privacy import PrivacyUnit
-from quietsum.runs import CANARIES, RunFolder, TaskFacts, Workspace, label_of, party_folder
+from quietsum.runs import RunFolder, TaskFacts, Workspace
 
 __all__ = ["audit_run", "folder_of"]
 

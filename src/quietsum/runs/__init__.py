@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         local_plan as local_plan,
         task_in as task_in,
     )
-    from quietsum.runs.canaries import CANARIES as CANARIES, label_of as label_of, party_folder as party_folder
     from quietsum.runs.checkpoint import (
         header_of as header_of,
         latest_checkpoint as latest_checkpoint,

@@ -25,6 +25,7 @@ from quietsum.errors import (
     CorruptState,
     InvalidParameter,
     LedgerBroken,
+    PlanRefused,
     QuietsumError,
     TooFewParties,
 )
@@ -46,13 +47,13 @@ from quietsum.federation import (
     tell,
     tell_findings,
 )
+from quietsum.learning import canaries_of
 from quietsum.ledger import Ledger, RunHistory, claim_guarantees, ledger_exists
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.party import rehearse_task
 from quietsum.plan import Plan, ResolvedPlan, card, resolve
 from quietsum.privacy import Guarantee
 from quietsum.runs import checkpoint as checkpoints
-from quietsum.runs.canaries import canaries_of, refuse_elsewhere
 from quietsum.runs.checkpoint import RunCheckpoint
 from quietsum.runs.facts import TaskFacts
 from quietsum.runs.folder import RunFolder, Workspace
@@ -104,7 +105,7 @@ def start(
     if federation is not None:
         refuse_unmasked(resolved, federation)
         federation.check_plan(resolved)
-        refuse_elsewhere(resolved)
+        _refuse_canaries_elsewhere(resolved)
     if remote:
         refuse_drill(resolved.plan)
     rehearse_task(task, resolved, resolved.parties[0].name, unseen=remote)
@@ -190,6 +191,15 @@ def resume_run(
             opened(folder)
         with _federation(federation, task, resolved, workers, folder) as parties:
             return _go_on(last, folder, task, resolved, ledger, history, parties, rng, guard(watchers))
+
+
+def _refuse_canaries_elsewhere(resolved: ResolvedPlan) -> None:
+    """PlanRefused where parties that this process did not make would have to carry canaries."""
+    if resolved.plan.training.canaries:
+        raise PlanRefused(
+            f"training.canaries = {resolved.plan.training.canaries}: canaries go through the steps of parties in this "
+            "process, and sites elsewhere carry none; leave it out, or rehearse the run on this machine with it"
+        )
 
 
 def _of_parties(resolved: ResolvedPlan, state: ServerState) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +28,19 @@ from quietsum.learning.canaries.record import (
     write_tensors,
 )
 from quietsum.learning.descent import Differentiable, Examples, private_steps
-from quietsum.mechanisms import ClippedSum, RandomSource
+from quietsum.mechanisms import ClippedSum, RandomSource, system_randomness
 from quietsum.sampling import Sampling
 
-__all__ = ["CanaryRound", "PartyCanaries", "PartyRecord", "carried_steps", "read_party"]
+if TYPE_CHECKING:
+    from quietsum.plan import ResolvedPlan
+
+__all__ = [
+    "CANARIES", "CanaryRound", "PartyCanaries", "PartyRecord", "canaries_of", "carried_steps", "label_of",
+    "party_folder", "read_party",
+]  # fmt: skip
+
+CANARIES = "canaries"
+"""The folder in a run's folder."""
 
 Floats = NDArray[np.float64]
 
@@ -127,6 +137,34 @@ def read_party(folder: Path, label: str) -> PartyRecord | None:
         return PartyRecord(record=CanaryRecord.join(included, chunks), rounds=np.concatenate(rounds), more=whole)
     except (LookupError, ValueError, TypeError) as error:
         raise CorruptState(f"{folder} holds no record of canaries ({error}); restore it from a backup") from None
+
+
+# ------------------------------------------------------------------------------------------- the parties of a run
+
+
+def party_folder(run: Path, place: int) -> Path:
+    """Where the party at this place of the plan keeps its canaries; a party's name need not be the name of a folder."""
+    return run / CANARIES / f"party-{place + 1:05d}"
+
+
+def label_of(run: str, party: str) -> str:
+    """Whose record a file is."""
+    return f"{run}: {party}"
+
+
+def canaries_of(resolved: ResolvedPlan, folder: Path, run: str) -> Mapping[str, PartyCanaries] | None:
+    """The canaries of each party, new ones or those that were thrown before; None if the plan has none.
+
+    ``folder`` is the run's. On one machine whoever holds it holds the data of all parties.
+    """
+    count = resolved.plan.training.canaries
+    if not count:
+        return None
+    rng = system_randomness()
+    return {
+        party.name: PartyCanaries(party_folder(folder, place), label_of(run, party.name), count=count, rng=rng)
+        for place, party in enumerate(resolved.parties)
+    }
 
 
 # ------------------------------------------------------------------------------------------- numpy's steps with them
