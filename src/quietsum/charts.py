@@ -366,7 +366,9 @@ def check_picture(path: str) -> None:
 
 def svg(chart: Chart, *, width: int = 760, height: int = 440) -> str:
     """``chart`` as one self-contained SVG that follows the reader's light or dark scheme."""
-    left, right, top, bottom = 64, 24, 106 if chart.note else 88, 58
+    left, right, bottom = 64, 24, 58
+    legend, lines = _legend(chart, left, width - right)
+    top = (106 if chart.note else 88) + 18 * (lines - 1)
     across, down = width - left - right, height - top - bottom
     x_scale, y_scale = chart.x_scale, chart.y_scale
 
@@ -399,8 +401,8 @@ def svg(chart: Chart, *, width: int = 760, height: int = 440) -> str:
         f'  <text x="{left + across / 2:.1f}" y="{height - 14}" text-anchor="middle">{escape(chart.x_label)}</text>',
         f'  <text transform="translate(18 {top + down / 2:.1f}) rotate(-90)" text-anchor="middle">'
         f"{escape(chart.y_label)}</text>",
-        *_legend(chart, left),
-        *([f'  <text class="quiet" x="{left}" y="86">{escape(chart.note)}</text>'] if chart.note else []),
+        *legend,
+        *([f'  <text class="quiet" x="{left}" y="{top - 20}">{escape(chart.note)}</text>'] if chart.note else []),
     ]
     if chart.limit is not None:
         _, y = at(x_scale.low, chart.limit[1])
@@ -452,8 +454,9 @@ def png(chart: Chart) -> bytes:
     return found.getvalue()
 
 
-def _legend(chart: Chart, left: int) -> list[str]:
-    parts, x = [], float(left)
+def _legend(chart: Chart, left: int, right: int) -> tuple[list[str], int]:
+    """The legend, and how many lines it takes so that none of it lies beyond ``right``."""
+    parts, x, y = [], float(left), 58
     entries = [
         (f"line s{index % 4} {line.dash}", line.label if chart.note else f"{line.label} {line.points[-1][1]:.3g}")
         for index, line in enumerate(chart.series)
@@ -461,10 +464,13 @@ def _legend(chart: Chart, left: int) -> list[str]:
     if chart.limit is not None:
         entries.append(("limit", f"{chart.limit[0]} {chart.limit[1]:g}"))
     for style, text in entries:
-        parts.append(f'  <line class="{style}" x1="{x:.1f}" x2="{x + 30:.1f}" y1="58" y2="58"/>')
-        parts.append(f'  <text x="{x + 38:.1f}" y="62">{escape(text)}</text>')
-        x += 38 + 7.0 * len(text) + 22
-    return parts
+        wide = 38 + 7.0 * len(text)
+        if x > left and x + wide > right:
+            x, y = float(left), y + 18
+        parts.append(f'  <line class="{style}" x1="{x:.1f}" x2="{x + 30:.1f}" y1="{y}" y2="{y}"/>')
+        parts.append(f'  <text x="{x + 38:.1f}" y="{y + 4}">{escape(text)}</text>')
+        x += wide + 22
+    return parts, 1 + (y - 58) // 18
 
 
 def interval_svg(
