@@ -54,7 +54,8 @@ dl { margin: .5rem 0; } dt { font-weight: 600; margin-top: .6rem; } dd { margin:
   body { font-size: 10pt; padding: 0; max-width: none; }
   h2, h3 { break-after: avoid; } tr, li, svg, .claim, .warning, .sign, dt { break-inside: avoid; }
   dt { break-after: avoid; } table:not(:has(tr:nth-child(9))) { break-inside: avoid; }
-  svg { max-width: 28rem; } .figure { gap: .25rem 1.5rem; } .figure strong { font-size: 1.6rem; }
+  svg { max-width: 28rem; } .figure { gap: .25rem 1.5rem; flex-wrap: nowrap; }
+  .figure strong { font-size: 1.6rem; } .figure div { min-width: 0; }
   thead { display: table-header-group; }
 }
 """
