@@ -20,7 +20,7 @@ COMMANDS = (
     "spend", "calibrate", "curve", "explain", "report", "audit", "ask", "predict", *GROUPS,
 )  # fmt: skip
 SPEND = ("--noise-multiplier", "1.1", "--sample-rate", "0.01", "--steps", "1000", "--delta", "1e-5")
-FLIPPED = {"flipped.json": "first.json", "flipped.zip": "first.zip"}
+FLIPPED = {"flipped.json": "first.json", "flipped.zip": "first.zip", "flipped.jsonl": "first.jsonl"}
 USES: tuple[tuple[int, tuple[str, ...], str], ...] = (
     (0, ("--version",), "quietsum"),
     (0, (), "Usage"),
@@ -45,7 +45,9 @@ USES: tuple[tuple[int, tuple[str, ...], str], ...] = (
     (0, ("report", "--verify", "first.json", "--export", "first.jsonl"), "NOT CHECKED"),
     (0, ("report", "first", "--pack", "first.zip"), "first.zip"),
     (0, ("report", "--verify", "first.zip"), "NOT CHECKED"),
-    *((4, ("report", "--verify", name), "error") for name in FLIPPED),
+    *((4, ("report", "--verify", name), "error") for name in FLIPPED if name != "flipped.jsonl"),
+    (4, ("report", "--verify", "first.json", "--export", "flipped.jsonl"), "error"),
+    (2, ("audit", "first"), "carried no canaries"),
     (2, ("train", "--task", "digits", "--epsilon", "3"), "quietsum[train]"),
     (2, ("run", "run.toml", "--on", "flower", "--keys", "k", "--listen", "127.0.0.1:9092"), "quietsum[federate]"),
 )

@@ -54,6 +54,7 @@ def style(name: Any, **more: Any) -> PrivacyPlan:
 NUMBERS = ClientPlan(epsilon=8, delta=0.01)
 LOCAL = ClientPlan(epsilon=8, delta=0.01, noise_at="party")
 PERSON = PersonPlan(id="patient", max_records=3)
+CARRYING = TrainingPlan(canaries=100)
 
 
 def client(stages: tuple[StagePlan, ...] = (), **numbers: Any) -> Plan:
@@ -195,6 +196,28 @@ ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
         (
             (plan(privacy=style("user", preset="performance", client=NUMBERS)), SITES, "privacy.preset beside"),
             (CLIENTS, SITES),
+        ),
+    ],
+    "canaries-without-noise": [
+        (
+            (plan(privacy=style("none"), training=CARRYING), SITES, "training.canaries = 100 under"),
+            (plan(training=CARRYING), SITES),
+        ),
+        (
+            (shared(dataclasses.replace(ONE_STEP, canaries=100)), BANKS, "noise_at = 'distributed'"),
+            (shared(), BANKS),
+        ),
+    ],
+    "few-canaries": [
+        (
+            (plan(training=TrainingPlan(canaries=15)), SITES, "carry 16 or more"),
+            (plan(training=TrainingPlan(canaries=16)), SITES),
+        ),
+    ],
+    "canaries-in-drill": [
+        (
+            (attacked(plan(training=CARRYING)), opened(SITES), "training.canaries = 100 beside [attack]"),
+            (attacked(plan()), opened(SITES)),
         ),
     ],
     "person-unasked": [

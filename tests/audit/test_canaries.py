@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-import quietsum.learning.trainer as trainers
+from audit.faulty import BATCH, FAULTS, ROWS, faulty_trainers
 from quietsum import failpoints
 from quietsum.audit import CanaryClaim, Conclusion, audit_training, judge_canaries, read_audit
 from quietsum.errors import CorruptState, InvalidParameter, PlanRefused, QuietsumError
 from quietsum.learning import Batch, Canaries, PrivacyConfig, PrivateTrainer, choose_canaries, plan_training
 from quietsum.learning.canaries.carrying import Carrier
-from quietsum.learning.noise.gradient_noise import TorchNoise
-from quietsum.learning.step import PrivateStep, build_step, cross_entropy
+from quietsum.learning.step import build_step, cross_entropy
 from quietsum.ledger import Ledger
 from quietsum.mechanisms import RandomSource, randomness_for_tests
 from quietsum.runs import Workspace
 
-ROWS, BATCH, COUNT = 1000, 50, 500
+COUNT = 500
 
 
 @pytest.fixture(autouse=True)
@@ -138,106 +135,11 @@ def test_the_number_of_canaries_is_about_a_twentieth_more_rows() -> None:
 # -------------------------------------------------------------------------------------------- faulty trainers
 
 
-def halve_noise(step: PrivateStep, carrier: Carrier) -> None:
-    whole = step.mechanism.add
-
-    def add(sums: Any) -> tuple[Tensor, ...]:
-        return tuple((noisy + part) / 2 for noisy, part in zip(whole(sums), sums, strict=True))
-
-    _replace_add(step, add)
-
-
-def repeat_noise(step: PrivateStep, carrier: Carrier) -> None:
-    once = step.noise()
-    _replace_add(step, lambda sums: tuple(part + extra for part, extra in zip(sums, once, strict=True)))
-
-
-class _Mechanism:
-    """The real mechanism with another way to add."""
-
-    def __init__(self, real: TorchNoise, add: Callable[[Any], tuple[Tensor, ...]]) -> None:
-        self._real, self.add = real, add
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def rescale(self, **values: Any) -> Any:
-        return _Mechanism(self._real.rescale(**values), self.add)
-
-
-def _replace_add(step: PrivateStep, add: Callable[[Any], tuple[Tensor, ...]]) -> None:
-    step.mechanism = _Mechanism(step.mechanism, add)  # type: ignore[assignment]
-
-
-def clip_batch(step: PrivateStep, carrier: Carrier) -> None:
-    def clipped(batch: Batch) -> tuple[Tensor, ...]:
-        parameters = step.engine.parameters
-        whole = torch.autograd.grad(carrier.loss(carrier.model, batch).sum(), parameters)
-        norm = torch.sqrt(sum((part.square().sum() for part in whole), torch.zeros(())))
-        return tuple(part * min(1.0, step.sensitivity / float(norm)) for part in whole)
-
-    step._clipped = clipped  # type: ignore[method-assign]
-
-
-def shuffle(step: PrivateStep, carrier: Carrier) -> None:
-    rng, left = np.random.default_rng(), np.empty(0, np.int64)
-
-    def sample(population: int) -> Any:
-        nonlocal left
-        if not len(left):
-            left = rng.permutation(population)
-        size = -(-population * BATCH // ROWS)
-        batch, left = left[:size], left[size:]
-        return batch
-
-    step.sample = sample  # type: ignore[method-assign]
-
-
-def count_twice(step: PrivateStep, carrier: Carrier) -> None:
-    whole = step.deterministic
-    step.deterministic = lambda batch: tuple(2 * part for part in whole(batch))  # type: ignore[method-assign]
-
-
-def draw_together(step: PrivateStep, carrier: Carrier) -> None:
-    """All records or none, at the right rate."""
-    rng = np.random.default_rng()
-    step.sample = lambda population: np.arange(population if rng.random() < step.rate else 0)  # type: ignore[method-assign]
-
-
-FAULTS: dict[str, tuple[Callable[[PrivateStep, Carrier], None], str]] = {
-    "half noise": (halve_noise, "noise"),
-    "batch clip": (clip_batch, "contribution"),
-    "shuffled batches": (shuffle, "once an epoch"),
-    "noise used again": (repeat_noise, "replay"),
-    "a record counts twice": (count_twice, "contribution"),
-    "joint draws": (draw_together, "together"),
-}
-
-
-def inject(monkeypatch: pytest.MonkeyPatch, fault: Callable[[PrivateStep, Carrier], None]) -> None:
-    """Trainers make a faulty step from now on; what they claim and record stays as it is."""
-    carriers: list[Carrier] = []
-
-    def make(*args: Any, **values: Any) -> Carrier:
-        carriers.append(Carrier(*args, **values))
-        return carriers[-1]
-
-    def build(*args: Any) -> PrivateStep:
-        step = build_step(*args)
-        fault(step, carriers[-1])
-        return step
-
-    monkeypatch.setattr(trainers, "Carrier", make)
-    monkeypatch.setattr(trainers, "build_step", build)
-
-
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_faulty_trainer_is_contradicted_by_the_test_that_is_made_for_it(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_faulty_trainer_is_contradicted_by_the_test_that_is_made_for_it(name: str) -> None:
     fault, test = FAULTS[name]
-    inject(monkeypatch, fault)
-    found = judge(train())
+    with faulty_trainers(fault):
+        found = judge(train())
     assert found.conclusion is Conclusion.CONTRADICTED and found.sentence.startswith("The audit contradicts the claim")
     assert test in [one.name for one in found.evidence if one.contradicts]
 
@@ -259,10 +161,10 @@ def test_too_few_canaries_are_inconclusive_and_never_passed() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["half noise", "batch clip", "shuffled batches"])
-def test_each_fault_is_contradicted_in_most_seeds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_fault_is_contradicted_in_most_seeds(name: str) -> None:
     """σ = 2 and 500 canaries × 400 steps × rate 0.05 = 10⁴. A repetition could show a fault that hides by chance."""
-    inject(monkeypatch, FAULTS[name][0])
-    found = [judge(train(rng=randomness_for_tests(seed))).conclusion for seed in range(20)]
+    with faulty_trainers(FAULTS[name][0]):
+        found = [judge(train(rng=randomness_for_tests(seed))).conclusion for seed in range(20)]
     assert found.count(Conclusion.CONTRADICTED) >= 18
 
 

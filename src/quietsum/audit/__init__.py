@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Stated as Stated,
     )
     from quietsum.audit.evidence import Evidence as Evidence, Power as Power, forecast_power as forecast_power
+    from quietsum.audit.runs import audit_run as audit_run, folder_of as folder_of
     from quietsum.audit.shares import bound_share as bound_share
     from quietsum.audit.trainings import AUDIT as AUDIT, audit_training as audit_training, read_audit as read_audit
     from quietsum.audit.verdict import (
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         Conclusion as Conclusion,
         conclude as conclude,
         judge_canaries as judge_canaries,
+        judge_parties as judge_parties,
     )
 else:
     __getattr__, __dir__, __all__ = open_door(__name__)

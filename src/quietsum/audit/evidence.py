@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
@@ -37,7 +38,10 @@ from quietsum.errors import CorruptState
 from quietsum.learning import CanaryRecord
 from quietsum.selfcheck import binomial_p, kolmogorov_p, normal_p, spread_p
 
-__all__ = ["FALSE_ALARM", "POWER", "Evidence", "Power", "find_power", "forecast_power", "look_at_record"]
+__all__ = [
+    "FALSE_ALARM", "POWER", "Evidence", "Part", "Power", "find_power", "find_power_of_parts", "forecast_power",
+    "look_at_parts", "look_at_record",
+]  # fmt: skip
 
 FALSE_ALARM = 1e-6
 """The chance that an audit accuses a correct run."""
@@ -112,21 +116,62 @@ class Power:
         }  # fmt: skip
 
 
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Part:
+    """One record with what is claimed of it: σ of each recorded step in units of the clip, and the rate q.
+
+    A training has one record, a federation one for each party; noise and draws of different parties are independent.
+    """
+
+    record: CanaryRecord
+    noise: Floats
+    rate: float
+
+    def __post_init__(self) -> None:
+        if len(self.noise) != len(self.record.steps) or not (self.noise > 0).all():
+            raise CorruptState("the record of canaries and the plan do not fit together; restore them from a backup")
+
+    @property
+    def inside(self) -> int:
+        """How many canaries are in."""
+        return int(self.record.included.sum())
+
+    def residuals(self) -> Floats:
+        """y − b."""
+        return self.record.released.astype(np.float64) - self.record.drawn
+
+    def scores(self) -> Floats:
+        """(y − b) / σ."""
+        return self.residuals() / self.noise[:, None]
+
+
 def look_at_record(record: CanaryRecord, *, noise: Floats, rate: float) -> tuple[Evidence, ...]:
-    """The ten tests. ``noise`` is the claimed σ of each recorded step in units of the clip, ``rate`` the claimed q."""
-    _require_fit(record, noise)
-    drawn = record.drawn
-    residuals = record.released.astype(np.float64) - drawn
-    scores = residuals / noise[:, None]
+    """The ten tests of one record. ``noise`` is the claimed σ of each recorded step, ``rate`` the claimed q."""
+    return look_at_parts((Part(record=record, noise=noise, rate=rate),))
+
+
+def look_at_parts(parts: Sequence[Part]) -> tuple[Evidence, ...]:
+    """The ten tests of all records together. Tests whose law depends on the rate are made once for each rate, and one
+    whose law depends on the number of canaries once for each record; each counts as often as it was made (Bonferroni).
+    """
+    scores = [part.scores() for part in parts]
+    every = np.concatenate([one.ravel() for one in scores])
+    undrawn = np.concatenate([one[~part.record.drawn] for one, part in zip(scores, parts, strict=True)])
     return (
-        _noise(scores), _contribution(residuals, drawn, noise), _absent(scores, drawn),
-        *_draws(record, rate), *_repeats(record, scores, rate), _shape(scores),
+        _noise(every), _contribution(parts), _absent(undrawn), *_draws(parts), *_repeats(parts, scores), _shape(every),
     )  # fmt: skip
 
 
-def _require_fit(record: CanaryRecord, noise: Floats) -> None:
-    if len(noise) != len(record.steps) or not (noise > 0).all():
-        raise CorruptState("the record of canaries and the plan do not fit together; restore them from a backup")
+def _by_rate(parts: Sequence[Part]) -> list[list[Part]]:
+    """The records of each rate."""
+    return [[part for part in parts if part.rate == rate] for rate in dict.fromkeys(part.rate for part in parts)]
+
+
+def _least(found: Sequence[Evidence]) -> Evidence:
+    """The least probable of several tests of one name, with its p-value counted as often as there are tests."""
+    least = min(found, key=lambda one: one.p)
+    return dataclasses.replace(least, p=min(1.0, len(found) * least.p))
 
 
 def _noise(scores: Floats) -> Evidence:
@@ -139,20 +184,20 @@ def _noise(scores: Floats) -> Evidence:
     )  # fmt: skip
 
 
-def _contribution(residuals: Floats, drawn: NDArray[np.bool_], noise: Floats) -> Evidence:
-    weights = drawn / np.square(noise)[:, None]
-    total = float(weights.sum())
-    shift = float((residuals * weights).sum())
-    part = 1 + shift / total if total else math.nan
+def _contribution(parts: Sequence[Part]) -> Evidence:
+    weights = [part.record.drawn / np.square(part.noise)[:, None] for part in parts]
+    total = sum(float(one.sum()) for one in weights)
+    shift = sum(float((part.residuals() * one).sum()) for part, one in zip(parts, weights, strict=True))
+    drawn = sum(int(part.record.drawn.sum()) for part in parts)
+    share = 1 + shift / total if total else math.nan
     return Evidence(
         name="contribution", p=normal_p(shift / math.sqrt(total)) if total else 1.0,
-        found=f"a canary that is drawn adds {part:.4f} of the clip bound, over {int(drawn.sum()):,} draws",
+        found=f"a canary that is drawn adds {share:.4f} of the clip bound, over {drawn:,} draws",
         lesson="a record does not add what the clip promises: the clip is not per record, or the sensitivity is wrong",
     )  # fmt: skip
 
 
-def _absent(scores: Floats, drawn: NDArray[np.bool_]) -> Evidence:
-    others = scores[~drawn]
+def _absent(others: Floats) -> Evidence:
     mean = float(others.mean()) if others.size else math.nan
     return Evidence(
         name="absent", p=normal_p(mean * math.sqrt(others.size)) if others.size else 1.0,
@@ -161,33 +206,57 @@ def _absent(scores: Floats, drawn: NDArray[np.bool_]) -> Evidence:
     )  # fmt: skip
 
 
-def _draws(record: CanaryRecord, rate: float) -> tuple[Evidence, ...]:
-    inside = record.drawn[:, record.included]
-    steps, canaries = inside.shape
-    count = int(inside.sum())
-    windows = _windows(record, rate)
-    once = int(sum((inside[one].sum(0) == 1).sum() for one in windows))
-    chance = _once(rate)
-    low, high, usual = _usual(canaries, rate)
-    per_step = inside.sum(1)
-    within = int(((low <= per_step) & (per_step <= high)).sum())
-    trials = len(windows) * canaries
+def _draws(parts: Sequence[Part]) -> tuple[Evidence, ...]:
+    alike = _by_rate(parts)
     return (
-        Evidence(
-            name="draws", p=binomial_p(count, steps * canaries, rate),
-            found=f"canaries were drawn {_per(count, steps * canaries)} of the time, where the rate is {rate:.5g}",
-            lesson="batches are not drawn at the rate that amplification was claimed for",
-        ),
-        Evidence(
-            name="once an epoch", p=binomial_p(once, trials, chance),
-            found=f"{_per(once, trials)} were drawn exactly once in an epoch, where coins give {chance:.4f}",
-            lesson="batches are not drawn by independent coins: shuffled batches take every record once an epoch",
-        ),
-        Evidence(
-            name="together", p=binomial_p(within, steps, usual),
-            found=f"{_per(within, steps)} of steps drew {low} to {high} canaries, where coins give {usual:.4f}",
-            lesson="records are drawn together or by turns, not each by a coin of its own",
-        ),
+        _least([_rate_of_draws(some) for some in alike]),
+        _least([_once_an_epoch(some) for some in alike]),
+        _least([_together(part) for part in parts]),
+    )
+
+
+def _drawn_inside(part: Part) -> NDArray[np.bool_]:
+    """By step, which of the canaries that are in were drawn."""
+    inside: NDArray[np.bool_] = part.record.drawn[:, part.record.included]
+    return inside
+
+
+def _rate_of_draws(parts: Sequence[Part]) -> Evidence:
+    count = sum(int(_drawn_inside(part).sum()) for part in parts)
+    trials, rate = sum(_drawn_inside(part).size for part in parts), parts[0].rate
+    return Evidence(
+        name="draws", p=binomial_p(count, trials, rate),
+        found=f"canaries were drawn {_per(count, trials)} of the time, where the rate is {rate:.5g}",
+        lesson="batches are not drawn at the rate that amplification was claimed for",
+    )  # fmt: skip
+
+
+def _once_an_epoch(parts: Sequence[Part]) -> Evidence:
+    chance, once = _once(parts[0].rate), 0
+    for part in parts:
+        drawn = _drawn_inside(part)
+        once += sum(int((drawn[one].sum(0) == 1).sum()) for one in _windows(part.record, part.rate))
+    trials = _trials_once(parts)
+    return Evidence(
+        name="once an epoch", p=binomial_p(once, trials, chance),
+        found=f"{_per(once, trials)} were drawn exactly once in an epoch, where coins give {chance:.4f}",
+        lesson="batches are not drawn by independent coins: shuffled batches take every record once an epoch",
+    )  # fmt: skip
+
+
+def _trials_once(parts: Sequence[Part]) -> int:
+    """Epochs of canaries that are in, of which every step was recorded."""
+    return sum(len(_windows(part.record, part.rate)) * part.inside for part in parts)
+
+
+def _together(part: Part) -> Evidence:
+    per_step = _drawn_inside(part).sum(1)
+    low, high, usual = _usual(part.inside, part.rate)
+    within, steps = int(((low <= per_step) & (per_step <= high)).sum()), len(per_step)
+    return Evidence(
+        name="together", p=binomial_p(within, steps, usual),
+        found=f"{_per(within, steps)} of steps drew {low} to {high} canaries, where coins give {usual:.4f}",
+        lesson="records are drawn together or by turns, not each by a coin of its own",
     )  # fmt: skip
 
 
@@ -222,14 +291,16 @@ def _usual(canaries: int, rate: float) -> tuple[int, int, float]:
     return low, high, float(upto[high] - (upto[low - 1] if low else 0.0))
 
 
-def _repeats(record: CanaryRecord, scores: Floats, rate: float) -> tuple[Evidence, ...]:
-    signs = scores > 0
-    epoch = max(2, round(1 / rate))
+def _repeats(parts: Sequence[Part], scores: Sequence[Floats]) -> tuple[Evidence, ...]:
+    signs = [one > 0 for one in scores]
+    epochs = [max(2, round(1 / part.rate)) for part in parts]
+    before = f"{epochs[0]} steps before" if len(set(epochs)) == 1 else "an epoch before"
     return (
-        _agree("replay", signs, _apart(record, 1), "the step before"),
-        _agree("replay later", signs, _apart(record, epoch), f"{epoch} steps before"),
+        _agree("replay", signs, [_apart(part.record, 1) for part in parts], "the step before"),
+        _agree("replay later", signs, [_apart(o.record, lag) for o, lag in zip(parts, epochs, strict=True)], before),
         _count_agreement(
-            "neighbours", int((signs[:, 1:] == signs[:, :-1]).sum()), signs[:, 1:].size, "the coordinate beside it"
+            "neighbours", sum(int((one[:, 1:] == one[:, :-1]).sum()) for one in signs),
+            sum(one[:, 1:].size for one in signs), "the coordinate beside it",
         ),
     )  # fmt: skip
 
@@ -242,11 +313,12 @@ def _apart(record: CanaryRecord, lag: int) -> Pairs:
     return where[later], later
 
 
-def _agree(
-    name: str, signs: NDArray[np.bool_], pairs: tuple[NDArray[np.intp], NDArray[np.intp]], what: str
-) -> Evidence:
-    first, second = pairs
-    return _count_agreement(name, int((signs[first] == signs[second]).sum()), len(first) * signs.shape[1], what)
+def _agree(name: str, signs: Sequence[NDArray[np.bool_]], places: Sequence[Pairs], what: str) -> Evidence:
+    count = trials = 0
+    for one, (first, second) in zip(signs, places, strict=True):
+        count += int((one[first] == one[second]).sum())
+        trials += len(first) * one.shape[1]
+    return _count_agreement(name, count, trials, what)
 
 
 def _count_agreement(name: str, count: int, trials: int, what: str) -> Evidence:
@@ -270,14 +342,20 @@ def _shape(scores: Floats) -> Evidence:
 
 def find_power(record: CanaryRecord, *, noise: Floats, rate: float) -> tuple[Power, ...]:
     """What the tests of this record would have found, given when its canaries were drawn."""
-    _require_fit(record, noise)
-    per_step = record.drawn.sum(1).astype(np.float64)
-    precise = np.square(1 / noise)
+    return find_power_of_parts((Part(record=record, noise=noise, rate=rate),))
+
+
+def find_power_of_parts(parts: Sequence[Part]) -> tuple[Power, ...]:
+    """The same for several records, of a fault that all of them have."""
+    information = clipped = 0.0
+    for part in parts:
+        per_step, precise = part.record.drawn.sum(1).astype(np.float64), np.square(1 / part.noise)
+        information += float((per_step * precise).sum())
+        clipped += float(((per_step - np.sqrt(per_step)) * precise).sum())
     return _powers(
-        numbers=record.released.size, canaries=int(record.included.sum()),
-        windows=len(_windows(record, rate)), rate=rate,
-        information=float((per_step * precise).sum()), clipped=float(((per_step - np.sqrt(per_step)) * precise).sum()),
-        pairs=len(_apart(record, 1)[0]) * len(record.included),
+        numbers=sum(part.record.released.size for part in parts), information=information, clipped=clipped,
+        pairs=sum(len(_apart(part.record, 1)[0]) * len(part.record.included) for part in parts),
+        epochs=[(some[0].rate, _trials_once(some)) for some in _by_rate(parts)],
     )  # fmt: skip
 
 
@@ -288,15 +366,17 @@ def forecast_power(*, canaries: int, steps: int, noise: float, rate: float) -> t
     chances = np.diff(special.bdtr(counts.astype(float), inside, rate), prepend=0.0) if rate < 1 else counts == inside
     lost = float((chances * (counts - np.sqrt(counts))).sum())
     return _powers(
-        numbers=steps * canaries, canaries=inside, windows=steps // max(1, round(1 / rate)), rate=rate,
+        numbers=steps * canaries, epochs=[(rate, steps // max(1, round(1 / rate)) * inside)],
         information=steps * inside * rate / noise**2, clipped=steps * lost / noise**2, pairs=(steps - 1) * canaries,
     )  # fmt: skip
 
 
 def _powers(
-    *, numbers: int, canaries: int, windows: int, rate: float, information: float, clipped: float, pairs: int
+    *, numbers: int, epochs: Sequence[tuple[float, int]], information: float, clipped: float, pairs: int
 ) -> tuple[Power, ...]:
     """``information`` is Σ b/σ², and ``clipped`` how much of it a clip of the whole batch takes away.
+
+    ``epochs`` has for each rate how many epochs of canaries were seen; the test is made for each of them.
 
     Canaries have orthogonal gradients, so a batch that draws k of them and is clipped as a whole leaves 1/√k of each.
     """
@@ -307,8 +387,8 @@ def _powers(
         Power(fault="another contribution of a record", smallest=shift),
         Power(fault="a clip of the whole batch", chance=batch, must=POWER),
         Power(
-            fault="records drawn once an epoch, as by shuffling", must=1.0 if rate < 1 else None,
-            smallest=_rise(windows * canaries, _once(rate)),
+            fault="records drawn once an epoch, as by shuffling",
+            must=1.0 if any(rate < 1 for rate, _ in epochs) else None, smallest=_least_shuffled(epochs),
         ),
         Power(fault="noise used again in the next step", smallest=_rise(pairs, 0.5)),
     )  # fmt: skip
@@ -322,14 +402,20 @@ def _smaller_noise(numbers: int) -> float | None:
     return 1 - math.sqrt(threshold / (2 * float(special.gammaincinv(numbers / 2, POWER))))
 
 
-def _rise(trials: int, chance: float) -> float | None:
+def _least_shuffled(epochs: Sequence[tuple[float, int]]) -> float | None:
+    """The least share that the test of any one rate finds, where all of them are shuffled."""
+    found = [_rise(trials, _once(rate), tests=len(epochs)) for rate, trials in epochs]
+    return min((one for one in found if one is not None), default=None)
+
+
+def _rise(trials: int, chance: float, *, tests: int = 1) -> float | None:
     """The smallest share w so that Binomial(trials, chance + w (1 − chance)) is beyond the threshold; None if none."""
     if not trials or chance >= 1:
         return None
-    low, high = int(trials * chance), trials + 1
+    low, high, level = int(trials * chance), trials + 1, LEVEL / tests / 2
     while high - low > 1:  # the smallest count that is too large to be
         middle = (low + high) // 2
-        low, high = (low, middle) if float(special.bdtrc(middle - 1, trials, chance)) < LEVEL / 2 else (middle, high)
+        low, high = (low, middle) if float(special.bdtrc(middle - 1, trials, chance)) < level else (middle, high)
     if high > trials:
         return None
     smallest, largest = 0.0, 1.0

@@ -35,6 +35,7 @@ from quietsum.learning import CanaryRecord
 __all__ = [
     "CONFIDENCE",
     "bound_epsilon",
+    "bound_from_scores",
     "gaussian_least",
     "one_run_bound",
     "private_least",
@@ -103,11 +104,15 @@ def score_canaries(record: CanaryRecord, *, noise: NDArray[np.float64], rate: fl
 
 def bound_epsilon(record: CanaryRecord, *, noise: NDArray[np.float64], rate: float, delta: float) -> float:
     """The one-run lower bound on ε of one canary at ``delta``, with 95 % confidence."""
-    scores = score_canaries(record, noise=noise, rate=rate)
+    return bound_from_scores(score_canaries(record, noise=noise, rate=rate), record.included, delta=delta)
+
+
+def bound_from_scores(scores: NDArray[np.float64], included: NDArray[np.bool_], *, delta: float) -> float:
+    """The same from the canaries' scores, which may be of several parties: each coin is independent of all others."""
     order, count, best = np.argsort(scores), len(scores), 0.0
     for share in _SHARES:
         half = max(1, round(count * share / 2))
-        top, bottom = record.included[order[-half:]], record.included[order[:half]]
+        top, bottom = included[order[-half:]], included[order[:half]]
         correct = int(top.sum() + (~bottom).sum())
         level = (1 - CONFIDENCE) / len(_SHARES)
         found = one_run_bound(guesses=2 * half, correct=correct, canaries=count, delta=delta, level=level)

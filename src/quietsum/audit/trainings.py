@@ -21,7 +21,7 @@ from quietsum.learning import read_canaries
 from quietsum.ledger import Charge, Ledger, Terms, ledger_exists, price_charge
 from quietsum.runs import Workspace
 
-__all__ = ["AUDIT", "audit_training", "claim_of", "read_audit"]
+__all__ = ["AUDIT", "FORMAT", "audit_training", "claim_of", "hash_canaries", "read_audit"]
 
 AUDIT = "audit.json"
 """The file beside a training that holds what its audit found."""
@@ -49,7 +49,7 @@ def audit_training(run: str, workspace: Workspace) -> CanaryAudit:
     if record is None:
         raise CorruptState(f"{folder / 'canaries'} is missing, and the plan of {run} has canaries; restore it")
     audit = judge_canaries(record, claim_of(settings, epsilon=epsilon, delta=delta))
-    values = {"format": FORMAT, "run": run, "record": _hash_folder(folder / "canaries"), **audit.to_dict()}
+    values = {"format": FORMAT, "run": run, "record": hash_canaries(folder / "canaries"), **audit.to_dict()}
     write_atomically(folder / AUDIT, json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n")
     return audit
 
@@ -65,7 +65,7 @@ def _frozen(run: str, workspace: Workspace) -> tuple[Mapping[str, Any], float, f
         body = ledger.run_entry(run).body
     settings = body["plan"].get("training")
     if not isinstance(settings, Mapping):
-        raise QuietsumError(f"{run} is no training at one site, and only those carry canaries today; {_HOW}")
+        raise QuietsumError(f"{run} is no training at one site; quietsum audit knows federations as well")
     if "audit" not in settings:
         raise QuietsumError(f"{run} carried no canaries, and they cannot be added afterwards; {_HOW}")
     try:
@@ -77,11 +77,11 @@ def _frozen(run: str, workspace: Workspace) -> tuple[Mapping[str, Any], float, f
     return settings, found.epsilon, delta
 
 
-def _hash_folder(folder: Path) -> str:
+def hash_canaries(folder: Path) -> str:
     """SHA-256 over the files of a record, in the order of their names."""
     total = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        total.update(f"{path.name} {path.stat().st_size}\n".encode())
+    for path in sorted(folder.rglob("*.safetensors")):
+        total.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n".encode())
         total.update(path.read_bytes())
     return total.hexdigest()
 
@@ -105,7 +105,7 @@ def read_audit(folder: Path, run: str) -> dict[str, Any] | None:
             if not isinstance(values[name], list) or not all(isinstance(one, dict) for one in values[name]):
                 raise ValueError(f"{name} is no list")
         float(values["lower_bound"]["epsilon"])
-        if values["record"] != _hash_folder(folder / "canaries"):
+        if values["record"] != hash_canaries(folder / "canaries"):
             raise ValueError("the record of canaries is not the one it was made from")
         return values
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:

@@ -15,13 +15,13 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.audit.evidence import LEVEL, Evidence, Power, find_power, look_at_record
-from quietsum.audit.one_run import CONFIDENCE, bound_epsilon
+from quietsum.audit.evidence import LEVEL, Evidence, Part, Power, find_power_of_parts, look_at_parts
+from quietsum.audit.one_run import CONFIDENCE, bound_from_scores, score_canaries
 from quietsum.errors import InvalidParameter
 from quietsum.learning import CanaryRecord
 from quietsum.validate import open_probability, positive
 
-__all__ = ["CanaryAudit", "CanaryClaim", "Conclusion", "conclude", "judge_canaries"]
+__all__ = ["CanaryAudit", "CanaryClaim", "Conclusion", "conclude", "judge_canaries", "judge_parties"]
 
 
 class Conclusion(enum.StrEnum):
@@ -86,6 +86,7 @@ class CanaryAudit:
     evidence: tuple[Evidence, ...]
     powers: tuple[Power, ...]
     lower_bound: float
+    parties: int = 1
 
     @property
     def conclusion(self) -> Conclusion:
@@ -96,6 +97,8 @@ class CanaryAudit:
     def sentence(self) -> str:
         """The conclusion in plain words."""
         what = f"{self.canaries:,} canaries ({self.included:,} of them in) over {self.steps:,} steps"
+        if self.parties > 1:
+            what += f" at {self.parties:,} parties"
         if self.conclusion is Conclusion.CONTRADICTED:
             first = next(one for one in self.evidence if one.contradicts)
             return f"The audit contradicts the claim: {first.found}; {first.lesson}. Seen by {what}."
@@ -111,6 +114,7 @@ class CanaryAudit:
         return {
             "conclusion": self.conclusion.value, "sentence": self.sentence,
             "canaries": self.canaries, "included": self.included, "steps": self.steps,
+            "parties": self.parties,
             "claim": {
                 "epsilon": self.claim.epsilon, "delta": self.claim.delta, "sample_rate": self.claim.rate,
             },
@@ -125,10 +129,23 @@ def judge_canaries(record: CanaryRecord, claim: CanaryClaim) -> CanaryAudit:
 
     Guarantees: a run whose draws, clip and noise are those of ``claim`` is contradicted with a chance of at most 1e-6.
     """
-    noise = claim.noise_of(record.steps)
+    return judge_parties([(record, claim)])
+
+
+def judge_parties(records: Sequence[tuple[CanaryRecord, CanaryClaim]]) -> CanaryAudit:
+    """The same for a federation: what each of its parties recorded, with what is claimed of it; all at one δ.
+
+    ``powers`` are of faults that all parties share. The claim in the result is that with the largest ε.
+    """
+    parts = [Part(record=one, noise=claim.noise_of(one.steps), rate=claim.rate) for one, claim in records]
+    scores = [score_canaries(part.record, noise=part.noise, rate=part.rate) for part in parts]
+    claims = [claim for _, claim in records]
+    if len({claim.delta for claim in claims}) != 1:
+        raise InvalidParameter("delta", [claim.delta for claim in claims], "is not one for all parties")
+    included = np.concatenate([part.record.included for part in parts])
     return CanaryAudit(
-        claim=claim, canaries=len(record.included), included=int(record.included.sum()), steps=len(record.steps),
-        evidence=look_at_record(record, noise=noise, rate=claim.rate),
-        powers=find_power(record, noise=noise, rate=claim.rate),
-        lower_bound=bound_epsilon(record, noise=noise, rate=claim.rate, delta=claim.delta),
+        claim=max(claims, key=lambda claim: claim.epsilon or 0.0), canaries=len(included), included=int(included.sum()),
+        steps=sum(len(part.record.steps) for part in parts), parties=len(parts),
+        evidence=look_at_parts(parts), powers=find_power_of_parts(parts),
+        lower_bound=bound_from_scores(np.concatenate(scores), included, delta=claims[0].delta),
     )  # fmt: skip

@@ -58,6 +58,7 @@ from quietsum.tasks import AnyTask, Task, as_task
 from quietsum.validate import positive, whole_number
 
 if TYPE_CHECKING:
+    from quietsum.learning import PartyCanaries
     from quietsum.plan import LocalOrders, ResolvedPlan
 
 __all__ = ["LocalFederation", "SimulatedLosses", "fates", "too_late"]
@@ -122,11 +123,13 @@ class LocalFederation(Federation):
         workers: int = 1,
         clock: Callable[[], float] = time.monotonic,
         whole: bool = True,
+        canaries: Mapping[str, PartyCanaries] | None = None,
     ) -> Federation:
         """The parties of a resolved plan, each with its share of ``task``, in this process or in ``workers`` others.
 
         Workers make the task anew from its name in the plan, and draw their own randomness. Where the plan is a drill,
-        its attackers attack; ``whole`` is False in a worker, which holds some of the updates only.
+        its attackers attack; ``whole`` is False in a worker, which holds some of the updates only. ``canaries`` are
+        those of each party, where the plan has them.
         """
         task, attack = as_task(task), resolved.plan.attack
         if attack is not None and whole and resolved.secure is None:
@@ -138,6 +141,9 @@ class LocalFederation(Federation):
 
             task = poison_task(task, attack, attack.among([party.name for party in resolved.parties]))
         if whole_number("workers", workers, 1) > 1:
+            if canaries:
+                problem = "cannot keep what is recorded of canaries, which one process does"
+                raise InvalidParameter("workers", workers, problem, "leave --workers out, or training.canaries")
             from quietsum.federation.workers.crew import Crew
             from quietsum.federation.workers.keepers import Keepers
 
@@ -157,6 +163,7 @@ class LocalFederation(Federation):
                 deadline=math.inf if deadline is None else deadline,
                 clock=clock,
                 tell=owner.tell,
+                canaries=None if canaries is None else canaries[party.name],
             )
             for party in resolved.parties
         }

@@ -12,6 +12,16 @@ from quietsum.doors import open_door
 
 if TYPE_CHECKING:
     from quietsum.learning.callbacks import EarlyStopping as EarlyStopping, StopTraining as StopTraining
+    from quietsum.learning.canaries.party import (
+        CANARIES as CANARIES,
+        CanaryRound as CanaryRound,
+        PartyCanaries as PartyCanaries,
+        canaries_of as canaries_of,
+        carried_steps as carried_steps,
+        label_of as label_of,
+        party_folder as party_folder,
+        read_party as read_party,
+    )
     from quietsum.learning.canaries.record import (
         Canaries as Canaries,
         CanaryRecord as CanaryRecord,

@@ -16,6 +16,7 @@ post-processing.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -67,6 +68,7 @@ def private_steps(
     momentum: float,
     rng: RandomSource,
     proximal: float = 0.0,
+    take: Callable[[npt.NDArray[np.int64], Floats], Floats] | None = None,
 ) -> Floats:
     """Run ``steps`` steps on ``rows`` and return new − old parameters.
 
@@ -75,7 +77,8 @@ def private_steps(
     ``expected_batch`` to be public, for instance rate × declared size. An example whose gradient is not finite counts
     as zero, and so does one for which the task raises: an error, a warning or a message that depends on one record
     would show that record outside the noise. With ``mechanism`` None the same steps run without bound and noise, and
-    there is no guarantee.
+    there is no guarantee. ``take`` is given the draw and the release of each step and returns what the step goes on
+    with: for canaries (:mod:`quietsum.learning.canaries.party`), whose numbers it takes out.
     """
     steps = whole_number("steps", steps, 1)
     expected_batch = positive("expected_batch", expected_batch, "pass sample_rate × declared size, which is public")
@@ -95,6 +98,7 @@ def private_steps(
                 total = _plain_sum(gradients_of(task, here, features, labels))
             else:
                 total = mechanism.release(_bounded_sum(task, here, features, labels, mechanism), rng)
+                total = total if take is None else take(drawn, total)
             velocity = momentum * velocity + (total / expected_batch + proximal * (here - start))
             here = here - learning_rate * velocity
         delta: Floats = here - start

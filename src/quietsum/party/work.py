@@ -32,6 +32,7 @@ from quietsum.tasks import AnyTask, Rows, Task, as_task
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quietsum.learning import CanaryRound, PartyCanaries
     from quietsum.mechanisms import ClippedSum, DistributedNoise, RandomSource
     from quietsum.party.secure import Contribution
     from quietsum.plan import LocalOrders, ResolvedPlan
@@ -94,7 +95,9 @@ class Site:
         first: Callable[[], None] | None = None,
         interruptible: bool = True,
         tell: Callable[[str, str], None] | None = None,
+        canaries: PartyCanaries | None = None,
     ) -> None:
+        self._canaries, self._asked = canaries, (0, 0)
         self.name, self._interruptible = name, interruptible
         self._tell = tell or _to_own_log
         self._deadline, self._clock, self._first = deadline, clock, first
@@ -139,7 +142,7 @@ class Site:
         orders = self._resolved.orders(self.name, number)
         look_for_data(self._task, self.name)
         reach("party:before-data")
-        self._answered[run] = number, attempt
+        self._answered[run] = self._asked = number, attempt
         return orders
 
     def finish(self, orders: LocalOrders, delta: Vector) -> Vector:
@@ -185,7 +188,18 @@ class Site:
             self._first()
         if (noise := _of_records(orders)) is not None:  # the party's share of noise comes with the grid of the sum
             return task.clipped_sum(self.name, params, orders, self._rng, max_norm=noise.max_norm)
+        if self._canaries is not None and orders.mechanism is not None:
+            carried = self._canaries.begin(*self._asked)
+            delta = task.train_with_canaries(self.name, params, orders, self._rng, carried)
+            self._keep(self._canaries, carried)
+            return delta
         return task.train(self.name, params, orders, self._rng)
+
+    def _keep(self, canaries: PartyCanaries, carried: CanaryRound) -> None:
+        try:
+            canaries.keep(carried)
+        except (OSError, QuietsumError) as error:
+            self._tell(self.name, f"a round is absent from the record of canaries ({type(error).__name__})")
 
 
 def _of_records(orders: LocalOrders) -> DistributedNoise | None:
@@ -313,6 +327,8 @@ def rehearse_task(task: AnyTask, resolved: ResolvedPlan, party: str, *, unseen: 
         raise InvalidParameter("privacy.person", person.id, problem, "remove it, or give the task people()")
     if _of_records(orders) is not None and not task.sums_gradients:
         task.refuse_sums()
+    if orders.canaries and not task.carries_canaries:
+        task.refuse_canaries()
     if unseen:
         task.rehearse_unseen(orders)
     else:

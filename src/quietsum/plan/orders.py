@@ -29,7 +29,8 @@ class LocalOrders:
     to the mean gradient, after its noise, so it costs nothing. ``distributed`` is noise in shares, for the unit that it
     names: the record sum of one step is clipped example by example to its ``max_norm`` and sent as it is, or the whole
     update is; its share of noise is added on the grid, and the result leaves masked. ``mechanism`` (records) or
-    ``client`` is then None: that noise is not added twice.
+    ``client`` is then None: that noise is not added twice. ``canaries`` is how many made-up
+    records a later audit goes by.
     """
 
     steps: int
@@ -42,6 +43,7 @@ class LocalOrders:
     max_records: int | None = None
     client: ClippedSum | None = None
     distributed: DistributedNoise | None = None
+    canaries: int = 0
 
     @property
     def summed(self) -> DistributedNoise | None:
@@ -57,3 +59,4 @@ class LocalOrders:
         positive("learning_rate", self.learning_rate)
         non_negative("momentum", self.momentum)
         non_negative("proximal", self.proximal)
+        whole_number("canaries", self.canaries)

@@ -216,6 +216,10 @@ class TrainingPlan:
         "How records are drawn; each by its own coin is what is accounted for.", default="poisson",
         bound=choices("poisson", "shuffled", "fixed-size"),
     )  # fmt: skip
+    canaries: int = key(
+        "Made-up records that each party's training carries for quietsum audit; 0 for none.", default=0,
+        bound=whole(0, 100_000), later=True,
+    )  # fmt: skip
     proximal: float = key("FedProx: the pull towards the server's model, 0 for none.", default=0.0, bound=NON_NEGATIVE)
     optimizer: OptimizerPlan = key("How noisy gradients become steps.", default_factory=OptimizerPlan)
 

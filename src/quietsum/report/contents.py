@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
+from quietsum.audit import AUDIT, read_audit
 from quietsum.errors import CorruptState
 from quietsum.files import read_file, write_atomically
 from quietsum.ledger import (
@@ -32,9 +33,9 @@ from quietsum.ledger import (
 )
 from quietsum.plan import ClientPlan, Plan, RecordPlan, ResolvedPlan, SecurePlan, card, layers, resolve
 from quietsum.privacy import Guarantee, Observer, PrivacyUnit
+from quietsum.report.facts.audits import report_audit, warn_of_audit
 from quietsum.report.facts.protection import Promise, binding_unit, describe, name_nine
 from quietsum.report.facts.sections import (
-    NO_AUDIT,
     list_artefacts,
     list_protected,
     name_dates,
@@ -111,7 +112,8 @@ def build(folder: RunFolder, workspace: Workspace, ledger: Ledger | None = None)
     promises = _promises(resolved, claimed, history)
     block = describe(promises, accounting=privacy.accounting, neighbours=privacy.neighbours, pricing=PRICING)
     clauses, guarantees = card(resolved).to_dict(), [guarantee.to_dict() for guarantee in claimed]
-    artefacts = list_artefacts(folder.path, ("model.safetensors", "weights.safetensors", "answers.json"))
+    artefacts = list_artefacts(folder.path, ("model.safetensors", "weights.safetensors", "answers.json", AUDIT))
+    audit = report_audit(read_audit(folder.path, folder.run), carries=plan.training.canaries > 0)
     verdict, drill = judge_scores(metrics, references), plan.attack is not None
     values = {
         **name_nine(block, resolved, privacy.accounting),
@@ -130,7 +132,7 @@ def build(folder: RunFolder, workspace: Workspace, ledger: Ledger | None = None)
         "rounds": plan.federation.rounds,
         "style": plan.privacy.style.value,
         "sentences": [*_sentences(claimed, resolved, number), *over_all_runs(books)],
-        "warnings": _warnings(claimed, resolved),
+        "warnings": [*warn_of_audit(audit), *_warnings(claimed, resolved)],
         "notes": [*_notes(resolved), *_corrections(resolved, ledger.pricing_of(folder.run))],
         "guarantees": guarantees,
         "privacy": block,
@@ -148,7 +150,7 @@ def build(folder: RunFolder, workspace: Workspace, ledger: Ledger | None = None)
         "verdict": verdict,
         "utility": utility_of(metrics, references, verdict, artefacts=artefacts, answers=read_answers(folder.path)),
         "artefacts": artefacts,
-        "audit": dict(NO_AUDIT),
+        "audit": audit,
         "robustness": name_rule(resolved, clauses),
         **list_protected(block, guarantees, clauses, drill=drill),
         "parties": _parties(resolved),

@@ -152,10 +152,9 @@ _LINE = {"sequence", "kind", "time", "previous", "hash", "signature", "body_hash
 def check_export(content: bytes, public_key: str, head: Mapping[str, Any] | None = None) -> int:
     """Entries in the chain of an exported ledger, whose key and ``head`` (that of a report) must be these; else Broken.
 
-    Hashes, links, the key of the genesis entry and the signature of the last entry are checked.
+    Hashes, links, the key of the genesis entry and the signature of every entry are checked.
     """
     ledger, previous, number, seen = fingerprint_of(public_key)[:32], "0" * 64, 0, head is None
-    last: dict[str, Any] = {}
     for line in content.split(b"\n")[:-1]:
         number += 1
         try:
@@ -176,11 +175,10 @@ def check_export(content: bytes, public_key: str, head: Mapping[str, Any] | None
             raise Broken("the exported ledger begins with another key than the one that signed")
         if head is not None and head.get("sequence") == number:
             seen = head.get("hash") == found
-        previous, last = found, entry
-    if not last or not content.endswith(b"\n"):
+        _check_signature(public_key, entry["signature"], canonical(["quietsum-head-1", ledger, number, found]).encode())
+        previous = found
+    if not number or not content.endswith(b"\n"):
         raise Broken("the exported ledger is empty, or its end was cut off")
-    message = canonical(["quietsum-head-1", ledger, number, previous]).encode()
-    _check_signature(public_key, last["signature"], message)
     if not seen:
         raise Broken("the head in the report is not in the exported ledger: one of them is older, or was rewritten")
     return number

@@ -25,6 +25,7 @@ from quietsum.errors import (
     CorruptState,
     InvalidParameter,
     LedgerBroken,
+    PlanRefused,
     QuietsumError,
     TooFewParties,
 )
@@ -46,6 +47,7 @@ from quietsum.federation import (
     tell,
     tell_findings,
 )
+from quietsum.learning import canaries_of
 from quietsum.ledger import Ledger, RunHistory, claim_guarantees, ledger_exists
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.party import rehearse_task
@@ -103,6 +105,7 @@ def start(
     if federation is not None:
         refuse_unmasked(resolved, federation)
         federation.check_plan(resolved)
+        _refuse_canaries_elsewhere(resolved)
     if remote:
         refuse_drill(resolved.plan)
     rehearse_task(task, resolved, resolved.parties[0].name, unseen=remote)
@@ -128,7 +131,7 @@ def start(
             reach("run:first-checkpoint")
             if opened is not None:
                 opened(folder)
-            with _federation(federation, task, resolved, workers) as parties:
+            with _federation(federation, task, resolved, workers, folder) as parties:
                 return _go_on(first, folder, task, resolved, ledger, history, parties, rng, guard(watchers))
 
 
@@ -186,8 +189,17 @@ def resume_run(
             TaskFacts.of(task).write(folder.path)
         if opened is not None:
             opened(folder)
-        with _federation(federation, task, resolved, workers) as parties:
+        with _federation(federation, task, resolved, workers, folder) as parties:
             return _go_on(last, folder, task, resolved, ledger, history, parties, rng, guard(watchers))
+
+
+def _refuse_canaries_elsewhere(resolved: ResolvedPlan) -> None:
+    """PlanRefused where parties that this process did not make would have to carry canaries."""
+    if resolved.plan.training.canaries:
+        raise PlanRefused(
+            f"training.canaries = {resolved.plan.training.canaries}: canaries go through the steps of parties in this "
+            "process, and sites elsewhere carry none; leave it out, or rehearse the run on this machine with it"
+        )
 
 
 def _of_parties(resolved: ResolvedPlan, state: ServerState) -> tuple[str, ...]:
@@ -277,12 +289,15 @@ def _ledger_of(folder: RunFolder, workspace: Workspace) -> Iterator[Ledger]:
 
 
 @contextlib.contextmanager
-def _federation(given: Federation | None, task: Task, resolved: ResolvedPlan, workers: int) -> Iterator[Federation]:
+def _federation(
+    given: Federation | None, task: Task, resolved: ResolvedPlan, workers: int, folder: RunFolder
+) -> Iterator[Federation]:
     """The federation that was passed, or one of this machine that is ended again in any case."""
     if given is not None:
         yield given
         return
-    made = LocalFederation.of(task, resolved, workers=workers)
+    canaries = canaries_of(resolved, folder.path, folder.run)
+    made = LocalFederation.of(task, resolved, workers=workers, canaries=canaries)
     try:
         yield made
     finally:

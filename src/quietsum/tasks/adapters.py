@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter
-from quietsum.learning import clipped_sum, gradients_of, private_steps
+from quietsum.learning import carried_steps, clipped_sum, gradients_of, private_steps
 from quietsum.plan import PartyFacts
 from quietsum.tasks.predictions import Predictions, answer_rows, fit_shape
 from quietsum.tasks.protocol import ChangeRows, Fits, Floats, Metrics, NumpyTask, OwnTask, Rows, Slope, Task, TorchTask
 
 if TYPE_CHECKING:
     from quietsum.aggregation import Trial
+    from quietsum.learning import CanaryRound
     from quietsum.mechanisms import RandomSource
     from quietsum.plan import LocalOrders
 
@@ -193,7 +194,28 @@ class FederatedNumpy(_Adapter):
 
     follows_orders = True
     sums_gradients = True
+    carries_canaries = True
     leaves_out = True
+
+    def train_with_canaries(
+        self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource, carried: CanaryRound
+    ) -> Floats:
+        """The same with canaries behind the party's rows."""
+        assert orders.mechanism is not None
+        return carried_steps(
+            self.task,
+            params,
+            self._select(party, orders.max_records),
+            carried,
+            steps=orders.steps,
+            sampling=orders.sampling,
+            mechanism=orders.mechanism,
+            expected_batch=orders.expected_batch,
+            learning_rate=orders.learning_rate,
+            momentum=orders.momentum,
+            proximal=orders.proximal,
+            rng=rng,
+        )
 
     def train(self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
         """One round of ``party``: new − old parameters."""

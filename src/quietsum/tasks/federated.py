@@ -50,6 +50,7 @@ from quietsum.validate import whole_number
 
 if TYPE_CHECKING:
     from quietsum.aggregation import Trial
+    from quietsum.learning import CanaryRound
     from quietsum.mechanisms import RandomSource
     from quietsum.plan import LocalOrders
 
@@ -74,6 +75,7 @@ class FederatedTorch(Task):
     title: str = ""
     follows_orders = True  # its steps are those of LocalOrders, so a plan bounds how long an update can be
     sums_gradients = True
+    carries_canaries = True
     trains_many = True
     leaves_out = True
 
@@ -334,9 +336,22 @@ class FederatedTorch(Task):
 
     def train(self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
         """One round of ``party``: new − old weights."""
+        return self._train(party, params, orders, rng, None)
+
+    def train_with_canaries(
+        self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource, carried: CanaryRound
+    ) -> Floats:
+        """The same with canaries behind the party's records."""
+        return self._train(party, params, orders, rng, carried)
+
+    def _train(
+        self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource, carried: CanaryRound | None
+    ) -> Floats:
         if self._fits is not None:
-            return self._steps.run(self._select_records(party, orders), params, replace(orders, max_records=None), rng)
-        return self._steps.run(self.records_of(party), params, orders, rng, people=self.people_of(party))
+            records, orders = self._select_records(party, orders), replace(orders, max_records=None)
+            return self._steps.run(records, params, orders, rng, carried=carried)
+        records, people = self.records_of(party), self.people_of(party)
+        return self._steps.run(records, params, orders, rng, people=people, carried=carried)
 
     def clipped_sum(
         self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource, *, max_norm: float

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from quietsum.aggregation import Trial
+    from quietsum.learning import CanaryRound
     from quietsum.mechanisms import RandomSource
     from quietsum.plan import LocalOrders
 
@@ -184,6 +185,25 @@ class Task(_Described):
         :meth:`train` failed. Guarantees of the implementation: no data is touched.
         """
         return None
+
+    @property
+    def carries_canaries(self) -> bool:
+        """Whether :meth:`train_with_canaries` is offered: for runs that can be audited."""
+        return False
+
+    def train_with_canaries(
+        self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource, carried: CanaryRound
+    ) -> Floats:
+        """What :meth:`train` returns, with the canaries of ``carried`` behind the party's rows in every draw.
+
+        Guarantees of the implementation: the result has the law that it has without them.
+        """
+        self.refuse_canaries()
+
+    def refuse_canaries(self) -> NoReturn:
+        """Raise :class:`~quietsum.errors.InvalidParameter`: this task has no :meth:`train_with_canaries`."""
+        problem = "trains by code of its own, so canaries cannot go through its steps"
+        raise InvalidParameter("task", self.name, problem, "leave training.canaries out")
 
     @property
     def sums_gradients(self) -> bool:

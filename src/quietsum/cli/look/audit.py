@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["audit"]
 
 RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", show_default=False, help="A training that carried canaries (train --audit 500).")
+    str, typer.Argument(metavar="RUN", show_default=False, help="A run or training that carried canaries.")
 ]
 CONTRADICTED = 5
 
@@ -27,19 +27,20 @@ def audit(run: RunArgument, workspace: opt.WorkspaceOption = None, as_json: opt.
     Example: quietsum audit digits-1
 
     Canaries are made-up records that went through the run's own draw, clip
-    and noise: train with --audit. A correct run is accused at most once in
-    a million; the result goes into audit.json and the report.
+    and noise: train with --audit 500, or state training.canaries in a plan.
+    A correct run is accused at most once in a million; the result goes into
+    audit.json and the report.
     """
-    from quietsum.audit import Conclusion, audit_training
+    from quietsum.audit import Conclusion, audit_run, folder_of
     from quietsum.runs import Workspace
 
     place = Workspace.at(workspace)
-    found = audit_training(run, place)
+    found = audit_run(run, place)
     if as_json:
         print_json({"run": run, **found.to_dict()})
     else:
         _show(found)
-        print(f"wrote {place.path / 'training' / run / 'audit.json'}")
+        print(f"wrote {folder_of(run, place) / 'audit.json'}")
         print_next(["report", run, *([] if workspace is None else ["--workspace", workspace])])
     return CONTRADICTED if found.conclusion is Conclusion.CONTRADICTED else 0
 

@@ -38,7 +38,10 @@ from quietsum.learning.rows.records import MADE_UP_ROWS, Records
 from quietsum.learning.step import PrivateStep
 from quietsum.mechanisms import RandomSource, system_randomness
 
-__all__ = ["Carrier", "refuse_canaries"]
+__all__ = [
+    "CarriedLoss", "CarriedRecords", "Carrier", "CarryingModel", "pull_on", "read_table",
+    "refuse_canaries",
+]  # fmt: skip
 
 _ABOVE = 2.0**14  # K over the largest clip bound
 _WIDEST = 1000.0  # a noise multiplier beyond which secure noise has another grid, and no audit has any power
@@ -49,8 +52,19 @@ REFUSED = {
 }
 
 
+def pull_on(max_norm: float) -> float:
+    """K, a canary's gradient: far longer than any clip."""
+    return _ABOVE * max(1.0, max_norm)
+
+
+def read_table(step: PrivateStep, released: Sequence[Tensor]) -> NDArray[np.float64]:
+    """What a step has released of each canary, in units of the clip bound."""
+    table: NDArray[np.float64] = released[-1].detach().to(torch.float64).cpu().numpy()[1:, 0]
+    return table * (step.expected_batch / step.sensitivity)
+
+
 @final
-class _Carrying(nn.Module):
+class CarryingModel(nn.Module):
     """A model with a table of canaries beside it; number 0 stands for records."""
 
     def __init__(self, inner: nn.Module, canaries: int) -> None:
@@ -62,7 +76,7 @@ class _Carrying(nn.Module):
 
 
 @final
-class _CarriedLoss:
+class CarriedLoss:
     """The loss of a batch whose last part says which rows are canaries."""
 
     def __init__(self, loss: Loss, pull: float) -> None:
@@ -70,17 +84,16 @@ class _CarriedLoss:
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """One value per row."""
-        assert isinstance(model, _Carrying)
+        assert isinstance(model, CarryingModel)
         *rows, marks = batch
         own = self._loss(model.inner, tuple(rows))
-        pull = model.canaries(marks.unsqueeze(-1)).flatten(1).sum(1) * self._pull
-        carried = (marks > 0).to(own.dtype)
-        losses: Tensor = own * (1 - carried) + pull.to(own.dtype) * carried
+        pull = model.canaries(marks.unsqueeze(-1)).flatten() * self._pull
+        losses: Tensor = torch.where(marks > 0, pull.to(own.dtype), own)
         return losses
 
 
 @final
-class _CarriedRecords:
+class CarriedRecords:
     """Records with canaries behind them, each row with a mark."""
 
     def __init__(self, records: Records, marks: NDArray[np.int64], rehearsed: tuple[nn.Module, Loss]) -> None:
@@ -97,13 +110,16 @@ class _CarriedRecords:
 
     def batch(self, indices: NDArray[np.int64], device: torch.device | None = None) -> Batch:
         """The rows with these numbers, and their marks."""
-        real = self._records.batch(indices[indices < len(self._records)], device)
-        marks = torch.from_numpy(self.coordinates(indices) + 1).to(device)
+        behind = indices >= len(self._records)
+        real = self._records.batch(indices[~behind], device)
+        own = self._marks[indices[behind] - len(self._records)]
+        marks = torch.zeros(len(real[0]) + len(own), dtype=torch.int64)
+        marks[len(real[0]) :] = torch.from_numpy(own)
         parts = [
-            torch.cat([part, row.to(device).expand(len(marks), *row.shape[1:])])
+            torch.cat([part, row.to(device).expand(len(own), *row.shape[1:])])
             for part, row in zip(real, self._row, strict=True)
         ]
-        return (*parts, torch.cat([marks.new_zeros(len(real[0])), marks]))
+        return (*parts, marks.to(device))
 
     def make_up(self, device: torch.device | None = None, count: int = MADE_UP_ROWS) -> Batch:
         """Made-up rows, every second one a canary."""
@@ -142,8 +158,8 @@ class Carrier:
         rng: RandomSource | None = None,
     ) -> None:
         self.count = choose_canaries(canaries, plan.size)
-        self.model: nn.Module = _Carrying(model, self.count)
-        self.loss: Loss = _CarriedLoss(loss, _ABOVE * max(1.0, *(stage.max_norm for stage in plan.stages)))
+        self.model: nn.Module = CarryingModel(model, self.count)
+        self.loss: Loss = CarriedLoss(loss, pull_on(max(stage.max_norm for stage in plan.stages)))
         source = system_randomness() if rng is None else rng
         self.included: NDArray[np.bool_] = source.uniforms(self.count) < 0.5
         self._folder: Path | None = None
@@ -167,10 +183,10 @@ class Carrier:
         self.included = found.included
         return None
 
-    def rows(self, records: Records) -> _CarriedRecords:
+    def rows(self, records: Records) -> CarriedRecords:
         """``records`` with the canaries that are in behind them."""
         marks = np.flatnonzero(self.included).astype(np.int64) + 1
-        return _CarriedRecords(records, marks, (self.model, self.loss))
+        return CarriedRecords(records, marks, (self.model, self.loss))
 
     def find_more(self, step: PrivateStep, plan: TrainingSchedule) -> float:
         """How many times the noise is that which its clip needs, from public numbers."""
@@ -187,12 +203,11 @@ class Carrier:
         self, step: PrivateStep, number: int, coordinates: NDArray[np.int64], released: Sequence[Tensor]
     ) -> Sequence[Tensor]:
         """Record what a step has released of the canaries; returns the rest, which is the model's."""
-        table = released[-1].detach().to(torch.float64).cpu().numpy()[1:, 0]
         drawn = np.zeros(self.count, dtype=np.bool_)
         drawn[coordinates] = True
         self._steps.append(number)
         self._drawn.append(drawn)
-        self._released.append((table * (step.expected_batch / step.sensitivity)).astype(np.float32))
+        self._released.append(read_table(step, released).astype(np.float32))
         return released[:-1]
 
     def end_chunk(self) -> None:

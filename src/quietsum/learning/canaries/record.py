@@ -33,7 +33,10 @@ from quietsum.errors import CorruptState, InvalidParameter
 from quietsum.files import PRIVATE, no_room, write_atomically
 from quietsum.validate import whole_number
 
-__all__ = ["Canaries", "CanaryRecord", "choose_canaries", "read_canaries", "write_included", "write_steps"]
+__all__ = [
+    "Canaries", "CanaryRecord", "choose_canaries", "read_canaries", "read_included", "read_tensors", "write_included",
+    "write_steps", "write_tensors",
+]  # fmt: skip
 
 FEWEST, MOST = 16, 100_000
 USUAL = 500
@@ -102,7 +105,7 @@ class CanaryRecord:
 
 def write_included(folder: Path, run: str, included: NDArray[np.bool_]) -> None:
     """Write down, before the first step, which canaries are in."""
-    _write(folder / _INCLUDED, run, {"included": included.astype(np.uint8)}, 0)
+    write_tensors(folder / _INCLUDED, run, {"included": included.astype(np.uint8)}, 0)
 
 
 def write_steps(folder: Path, run: str, chunk: Mapping[str, NDArray[Any]]) -> None:
@@ -111,18 +114,29 @@ def write_steps(folder: Path, run: str, chunk: Mapping[str, NDArray[Any]]) -> No
     tensors = {
         "steps": steps, "released": chunk["released"], "drawn": np.packbits(chunk["drawn"], axis=1),
     }  # fmt: skip
-    _write(folder / f"steps-{int(steps[0]):08d}.safetensors", run, tensors, chunk["drawn"].shape[1])
+    write_tensors(folder / f"steps-{int(steps[0]):08d}.safetensors", run, tensors, chunk["drawn"].shape[1])
+
+
+def read_included(folder: Path, run: str) -> NDArray[np.bool_] | None:
+    """Which canaries are in; None if none were thrown. Raises CorruptState if that was altered."""
+    if not (folder / _INCLUDED).is_file():
+        return None
+    try:
+        found: NDArray[np.bool_] = read_tensors(folder / _INCLUDED, run)["included"].astype(np.bool_)
+    except LookupError as error:
+        raise CorruptState(f"{folder} holds no record of canaries ({error}); restore it from a backup") from None
+    return found
 
 
 def read_canaries(folder: Path, run: str) -> CanaryRecord | None:
     """The record of ``run`` in ``folder``; None if the run carried none. Raises CorruptState if it was altered."""
-    if not (folder / _INCLUDED).is_file():
+    included = read_included(folder, run)
+    if included is None:
         return None
     try:
-        included = _read(folder / _INCLUDED, run)["included"].astype(np.bool_)
         chunks = []
         for path in sorted(folder.glob("steps-*.safetensors")):
-            found = _read(path, run)
+            found = read_tensors(path, run)
             drawn = np.unpackbits(found["drawn"], axis=1, count=len(included)).astype(np.bool_)
             chunks.append({"steps": found["steps"], "drawn": drawn, "released": found["released"]})
         return CanaryRecord.join(included, chunks)
@@ -139,7 +153,8 @@ def _digest(run: str, tensors: Mapping[str, NDArray[Any]]) -> str:
     return total.hexdigest()
 
 
-def _write(path: Path, run: str, tensors: Mapping[str, NDArray[Any]], count: int) -> None:
+def write_tensors(path: Path, run: str, tensors: Mapping[str, NDArray[Any]], count: int) -> None:
+    """Write arrays of ``run`` with their digest into a file for its owner alone."""
     from safetensors.numpy import save
 
     whole = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
@@ -151,7 +166,8 @@ def _write(path: Path, run: str, tensors: Mapping[str, NDArray[Any]], count: int
     write_atomically(path, save(whole, metadata={"quietsum": json.dumps(about)}), mode=PRIVATE)
 
 
-def _read(path: Path, run: str) -> dict[str, NDArray[Any]]:
+def read_tensors(path: Path, run: str) -> dict[str, NDArray[Any]]:
+    """What :func:`write_tensors` wrote of ``run``; CorruptState if it is anything else."""
     from safetensors import SafetensorError, safe_open
 
     try:

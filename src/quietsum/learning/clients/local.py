@@ -34,6 +34,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter, QuietsumError
+from quietsum.learning.canaries.carrying import CarriedLoss, CarriedRecords, CarryingModel, pull_on, read_table
+from quietsum.learning.canaries.party import CanaryRound
 from quietsum.learning.checks.before_training import refuse_unsound, while_checking
 from quietsum.learning.checks.numpy_step import MadeUp
 from quietsum.learning.checks.step import CheckedStep
@@ -93,17 +95,33 @@ class LocalSteps:
         self._model, self._loss, self._name = model, loss, engine
         self._parameters = self.layout.parameters(model)
         self._device = self._parameters[0].device
-        self._made: tuple[float, Engine] | None = None
+        self._made: tuple[float, int, Engine] | None = None
+        self._with_them: tuple[nn.Module, Loss] | None = None
         self._noise: TorchNoise | None = None
         self._rng: RandomSource | None = None
 
     def run(
-        self, records: Batch, params: Vector, orders: LocalOrders, rng: RandomSource, *, people: People | None = None
+        self,
+        records: Batch,
+        params: Vector,
+        orders: LocalOrders,
+        rng: RandomSource,
+        *,
+        people: People | None = None,
+        carried: CanaryRound | None = None,
     ) -> Vector:
-        """New − old weights after ``orders.steps`` steps on ``records``, from the weights ``params``."""
+        """New − old weights after ``orders.steps`` steps on ``records``, from the weights ``params``.
+
+        With ``carried`` canaries go through every step, and what it releases of them is recorded there; the result has
+        the law that it has without them.
+        """
         records = _of_people(records, people, orders.max_records)
-        step = None if orders.mechanism is None else self._private(orders, orders.mechanism, rng)
-        return self._descend(records, params, orders, rng, None if step is None else step.gradient)
+        if orders.mechanism is None:
+            return self._descend(params, orders, self._plainly(records, orders, rng))
+        if carried is not None:
+            return self._descend(params, orders, self._carrying(records, orders, orders.mechanism, rng, carried))
+        step, draw = self._private(orders, orders.mechanism, rng), self._draw(records, orders, rng)
+        return self._descend(params, orders, lambda: step.gradient(draw()))
 
     def run_on_public(self, records: Batch, params: Vector, orders: LocalOrders, rng: RandomSource) -> Vector:
         """The same steps with the clip of ``orders.mechanism`` and **without its noise**: for records that are public.
@@ -111,27 +129,28 @@ class LocalSteps:
         Guarantees: none of privacy. Only the server does it, with a root set.
         """
         if orders.mechanism is None:
-            return self._descend(records, params, orders, rng, None)
-        step = self._private(orders, orders.mechanism, rng)
+            return self._descend(params, orders, self._plainly(records, orders, rng))
+        step, draw = self._private(orders, orders.mechanism, rng), self._draw(records, orders, rng)
+        return self._descend(
+            params, orders, lambda: [part / orders.expected_batch for part in step.deterministic(draw())]
+        )
 
-        def gradient(batch: Batch) -> Sequence[Tensor]:
-            return [part / orders.expected_batch for part in step.deterministic(batch)]
+    def _draw(self, records: Batch, orders: LocalOrders, rng: RandomSource) -> Callable[[], Batch]:
+        count = rows_of(records)
+        return lambda: _choose(records, orders.sampling.draw(count, rng), self._device)
 
-        return self._descend(records, params, orders, rng, gradient)
+    def _plainly(self, records: Batch, orders: LocalOrders, rng: RandomSource) -> Callable[[], Sequence[Tensor]]:
+        draw = self._draw(records, orders, rng)
+        return lambda: self._plain(draw(), orders.expected_batch)
 
-    def _descend(
-        self, records: Batch, params: Vector, orders: LocalOrders, rng: RandomSource,
-        gradient: Callable[[Batch], Sequence[Tensor]] | None,
-    ) -> Vector:  # fmt: skip
+    def _descend(self, params: Vector, orders: LocalOrders, gradient: Callable[[], Sequence[Tensor]]) -> Vector:
+        """The steps; ``gradient`` draws a batch and returns what a step goes by."""
         with keep_unchanged(self._model, weights=False), training(self._model), torch.enable_grad():
             self.layout.write(self._model, params)
             start = [parameter.detach().clone() for parameter in self._parameters]
             velocity = [torch.zeros_like(parameter) for parameter in start]
-            count = rows_of(records)
             for _ in range(orders.steps):
-                batch = _choose(records, orders.sampling.draw(count, rng), self._device)
-                mean = self._plain(batch, orders.expected_batch) if gradient is None else gradient(batch)
-                self._move(mean, start, velocity, orders)
+                self._move(gradient(), start, velocity, orders)
             with torch.no_grad():
                 change = [now.double() - old.double() for now, old in zip(self._parameters, start, strict=True)]
         delta = self.layout.join(change)
@@ -175,17 +194,44 @@ class LocalSteps:
 
     # ----------------------------------------------------------------------------------------- with privacy
 
-    def _private(self, orders: LocalOrders, mechanism: ClippedSum, rng: RandomSource) -> PrivateStep:
+    def _carrying(
+        self, records: Batch, orders: LocalOrders, mechanism: ClippedSum, rng: RandomSource, carried: CanaryRound
+    ) -> Callable[[], Sequence[Tensor]]:
+        """Steps with canaries behind the records; the model goes on with what they release of itself alone."""
+        step = self._private(orders, mechanism, rng, canaries=len(carried.included))
+        assert self._with_them is not None
+        marks = carried.coordinates + 1
+        rows = CarriedRecords(Records.of(records), marks, self._with_them)
+        carried.more = step.mechanism.more([one.detach() for one in step.engine.parameters])
+
+        def gradient() -> Sequence[Tensor]:
+            drawn = orders.sampling.draw(len(rows), rng)
+            released: Sequence[Tensor] = step.gradient(rows.batch(drawn, self._device))
+            carried.take(rows.coordinates(drawn), read_table(step, released))
+            return released[:-1]
+
+        return gradient
+
+    def _private(
+        self, orders: LocalOrders, mechanism: ClippedSum, rng: RandomSource, *, canaries: int = 0
+    ) -> PrivateStep:
         """The step of these orders. The engine is made once for each bound; noise that was drawn ahead is used up."""
-        if self._made is None or self._made[0] != mechanism.max_norm:
-            self._made = (mechanism.max_norm, _engine(self._model, self._loss, self._name, mechanism.max_norm))
+        if self._made is None or self._made[:2] != (mechanism.max_norm, canaries):
+            model, loss = self._model, self._loss
+            if canaries:
+                model, loss = self._with_them = self._carry(canaries, mechanism.max_norm)
+            self._made = (mechanism.max_norm, canaries, _engine(model, loss, self._name, mechanism.max_norm))
         known = self._noise
         alike = known is not None and (known.mode, known.expected_batch) == (mechanism.mode, orders.expected_batch)
         if known is None or not alike or self._rng is not rng:
             known = self._noise = _noise(orders, mechanism, rng)
             self._rng = rng
         noise = known.rescale(noise_multiplier=mechanism.noise_multiplier, sensitivity=mechanism.max_norm)
-        return _step(self._made[1], orders, mechanism, noise, rng)
+        return _step(self._made[2], orders, mechanism, noise, rng)
+
+    def _carry(self, canaries: int, max_norm: float) -> tuple[nn.Module, Loss]:
+        """Model and loss with so many canaries."""
+        return CarryingModel(self._model, canaries), CarriedLoss(self._loss, pull_on(max_norm))
 
     def check(self, records: Records, orders: LocalOrders) -> None:
         """Refuse a step that is not what it claims: clip, noise and sampling are tried on made-up rows.
@@ -215,11 +261,29 @@ class LocalSteps:
             )  # fmt: skip
             rehearse_large(self._model, self._loss, records, self._device, expected_batch=orders.expected_batch)
             refuse_unsound(step, self._model)
+            if orders.canaries:
+                self._check_canaries(made_up, orders, mechanism)
         if mechanism.mode.value == "secure" and (told := uncovered_norms(self._model)):
             log.warning("%s", told)
         noise = _noise(orders, mechanism, system_randomness())
         if told := more_noise(noise, tuple(p for p in self._model.parameters() if p.requires_grad)):
             log.warning("%s", told)
+
+    def _check_canaries(self, made_up: Batch, orders: LocalOrders, mechanism: ClippedSum) -> None:
+        """Try the step with canaries on made-up rows: at a site its failure is hidden, and noise alone would leave."""
+        model, loss = self._carry(orders.canaries, mechanism.max_norm)
+        rng, rows = system_randomness(), rows_of(made_up)
+        engine = _engine(model, loss, self._name, mechanism.max_norm)
+        step = _step(engine, orders, mechanism, _noise(orders, mechanism, rng), rng)
+        marks = torch.arange(rows).clamp(max=1)  # canary 1 behind the first row
+        found = step.deterministic(tuple(part.to(self._device) for part in (*made_up, marks)))[-1].flatten()
+        wanted = torch.zeros_like(found)
+        wanted[1] = mechanism.max_norm * (rows - 1)
+        if not torch.allclose(found, wanted, rtol=1e-3, atol=1e-3 * mechanism.max_norm):
+            problem = "cannot carry canaries: what it makes of theirs is not the clip bound in their own coordinate"
+            raise InvalidParameter(
+                "training.canaries", orders.canaries, problem, "leave them out, or choose another engine"
+            )
 
     # -------------------------------------------------------------------------------------- without privacy
 

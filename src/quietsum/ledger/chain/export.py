@@ -96,11 +96,12 @@ def verify_export(
 
 
 def read_export(content: bytes, *, anchors: Iterable[Head] = ()) -> ExportedLedger:
-    """The exported ledger in ``content``, checked as :func:`verify_export` does, and each line for its one form.
+    """The exported ledger in ``content``, checked as :func:`verify_export` does, with every signature, and each line
+    for its one form: no byte can be another one.
 
     ``content`` is in memory, so that what is read later is what was checked.
     """
-    reading = Reading(anchors, redacted=True)
+    reading = Reading(anchors, every_signature=True, redacted=True)
     entries = []
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         text = line.decode("utf-8", "surrogateescape")

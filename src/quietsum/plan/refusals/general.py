@@ -14,7 +14,9 @@ from quietsum.plan.refusals.row import RefusalRow, largest, list_some, name_stat
 if TYPE_CHECKING:
     from quietsum.plan.values import PartyFacts, Plan
 
-__all__ = ["NEEDS_INDIVIDUALS", "ROWS"]
+__all__ = ["FEWEST_CANARIES", "NEEDS_INDIVIDUALS", "ROWS"]
+
+FEWEST_CANARIES = 16
 
 NEEDS_INDIVIDUALS = frozenset(name for name, rule in RULES.items() if rule.facts.needs_individuals)
 """Rules that compare single updates, which a masked sum hides."""
@@ -237,6 +239,23 @@ def _person_unasked(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     return f"privacy.person beside privacy.style = '{plan.privacy.style}'"
 
 
+def _canaries_without_noise(plan: Plan, parties: Sequence[PartyFacts]) -> str:
+    count, style = plan.training.canaries, plan.privacy.style
+    if not count or (style.records and record_of(plan).noise_at == "party"):
+        return ""
+    where = f" and noise_at = '{record_of(plan).noise_at}'" if style.records else ""
+    return f"training.canaries = {count} under privacy.style = '{style}'{where}"
+
+
+def _few_canaries(plan: Plan, parties: Sequence[PartyFacts]) -> str:
+    return f"training.canaries = {plan.training.canaries}" if 0 < plan.training.canaries < FEWEST_CANARIES else ""
+
+
+def _canaries_in_drill(plan: Plan, parties: Sequence[PartyFacts]) -> str:
+    count = plan.training.canaries
+    return f"training.canaries = {count} beside [attack]" if count and plan.attack is not None else ""
+
+
 # ------------------------------------------------------------------------------------------- the table
 
 ROWS: tuple[RefusalRow, ...] = (
@@ -407,5 +426,23 @@ ROWS: tuple[RefusalRow, ...] = (
         when=_person_unasked,
         why="a person's ε is that of up to max_records records, and this style adds no noise for records",
         instead='say style = "sample" or "hybrid", or make each person a client of their own',
+    ),
+    RefusalRow(
+        name="canaries-without-noise",
+        when=_canaries_without_noise,
+        why="an audit tests the clip and the noise of each party's steps, and such steps have none of their own",
+        instead="protect records with noise at the party, or leave canaries out",
+    ),
+    RefusalRow(
+        name="few-canaries",
+        when=_few_canaries,
+        why="so few say nothing",
+        instead=f"carry {FEWEST_CANARIES} or more at each party, or none; one for each ten records is usual",
+    ),
+    RefusalRow(
+        name="canaries-in-drill",
+        when=_canaries_in_drill,
+        why="a drill promises nothing that an audit could test",
+        instead="leave canaries or [attack] out",
     ),
 )

@@ -238,6 +238,7 @@ class ResolvedPlan:
             max_records=person.max_records if person is not None and self.record_noise is not None else None,
             client=self.joint_mechanism(stage.noise, stage.clip) if self.noise_at_party else None,
             distributed=self._in_shares(stage.noise, stage.clip),
+            canaries=training.canaries,
         )
 
     def cohort_sampling(self) -> Sampling:

@@ -34,7 +34,7 @@ __all__ = [
     "utility_of",
 ]
 
-NO_AUDIT = {"made": False, "text": "No audit was made: no attack was tried on this model to test the claim."}
+NO_AUDIT = {"made": False, "text": "No audit was made: no attack was tried on what was released to test the claim."}
 WITHHELD = "Findings about single parties are in the operator's edition alone."
 _BLOCK = 1 << 20
 
@@ -142,13 +142,18 @@ def list_protected(
         if clause["provided"] and not priced:
             kept.append(f"{clause['title']}: {clause['text']}")
         elif not clause["provided"] and clause.get("applies", True):
-            missing.append(f"{clause['title']}: {clause['text']}")
+            missing.append(f"Not promised: {_lower(clause['title'])}. {clause['text']}")
     missing += [
         "What holds for many records together: patterns of a whole group are what the release is made to show.",
         "The plan, the task, the form of the model, the declared sizes and the scores: they are public.",
         "What is learnt of a record in other ways, from other releases or outside this system.",
     ]
     return {"protected": kept, "not_protected": missing}
+
+
+def _lower(title: str) -> str:
+    """The title in the middle of a sentence."""
+    return title[:1].lower() + title[1:]
 
 
 def name_rule(resolved: ResolvedPlan | None, card: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -216,8 +216,8 @@ def _curves(values: Mapping[str, Any]) -> Iterable[str]:
         planned = _planned(values)
         spent = Series(label=f"spent: {shown(chart.series[0].points[-1][1])}", points=chart.series[0].points)
         drawn = Chart(
-            title=chart.title, x_label=chart.x_label, y_label=chart.y_label, description=chart.description,
-            limit=chart.limit, series=(spent, *planned), note="the most that any party has paid",
+            title=chart.title.removesuffix(", worst party"), x_label=chart.x_label, y_label=chart.y_label,
+            description=chart.description, limit=chart.limit, series=(spent, *planned), note="the most that any party has paid",
         )  # fmt: skip
         yield _picture(drawn, number)
         yield '<p class="quiet">As recorded in the ledger, attempts that were repeated included.</p>'
@@ -244,7 +244,7 @@ def _planned(values: Mapping[str, Any]) -> tuple[Series, ...]:
 def _attack_chart(unit: Mapping[str, Any]) -> Chart:
     points = tuple((100 * rate, 100 * (1 - missed)) for rate, missed in unit["trade_off"])
     return Chart(
-        title=f"One {unit['whom']}: what the best attacker finds",
+        title=f"One {unit['unit']}: what the best attacker finds",
         x_label="outsiders who are accused wrongly, %",
         y_label="members who are found, %",
         series=(
@@ -273,7 +273,7 @@ def _about_mu(unit: Mapping[str, Any]) -> str:
 
 def _picture(chart: Chart, number: int) -> str:
     """The chart with names of its own: a page holds several."""
-    drawn = svg(chart, width=620, height=360).replace("chart-title", f"chart-title-{number}")
+    drawn = svg(chart, width=490, height=340).replace("chart-title", f"chart-title-{number}")
     drawn = drawn.replace("chart-about", f"chart-about-{number}")
     begin, end = drawn.index("  <style>"), drawn.index("</style>") + len("</style>\n")
     return drawn[:begin] + drawn[end:]  # the page has it once

@@ -36,7 +36,7 @@ th, td { text-align: left; padding: .35rem .75rem .35rem 0; border-bottom: 1px s
 th { font-weight: 600; } table.facts td:first-child { width: 15rem; color: var(--quiet); }
 code { font: .875em ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
 pre { background: var(--soft); padding: .6rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere; margin: .5rem 0; }
-svg { max-width: 100%; height: auto; display: block; margin: .5rem 0; }
+svg { width: 100%; max-width: 36rem; height: auto; display: block; margin: .5rem 0; }
 dl { margin: .5rem 0; } dt { font-weight: 600; margin-top: .6rem; } dd { margin: 0 0 0 1.25rem; }
 .sign { display: grid; grid-template-columns: 2fr 1fr 2fr; gap: 2rem; margin-top: 3.5rem; }
 .sign div { border-top: 1px solid var(--ink); padding-top: .25rem; color: var(--quiet); font-size: .85rem; }
@@ -53,6 +53,9 @@ dl { margin: .5rem 0; } dt { font-weight: 600; margin-top: .6rem; } dd { margin:
     --good: #1a6b3c; --warn: #94400a; --warn-paper: #fff; }
   body { font-size: 10pt; padding: 0; max-width: none; }
   h2, h3 { break-after: avoid; } tr, li, svg, .claim, .warning, .sign, dt { break-inside: avoid; }
-  thead { display: table-header-group; } .sign { break-inside: avoid; }
+  dt { break-after: avoid; } table:not(:has(tr:nth-child(9))) { break-inside: avoid; }
+  svg { max-width: 28rem; } .figure { gap: .25rem 1.5rem; flex-wrap: nowrap; }
+  .figure strong { font-size: 1.6rem; } .figure div { min-width: 0; }
+  thead { display: table-header-group; }
 }
 """
