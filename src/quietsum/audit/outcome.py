@@ -74,7 +74,7 @@ class AttackOutcome:
 
     >>> outcome = AttackOutcome(attack="guess", on="100 coins", successes=70, trials=100, chance=0.5)
     >>> outcome.conclusion.value, [round(end, 3) for end in outcome.interval], round(outcome.smallest, 3)
-    ('succeeds', [0.6, 0.788], 0.665)
+    ('succeeds', [0.6, 0.788], 0.666)
     """
 
     attack: str
