@@ -50,6 +50,7 @@ _MOST_NUMBERS = 1 << 26  # of all canaries' directions together: half a gigabyte
 _OTHERS = 16  # made-up clients whose updates are folded in a round
 _LENGTH = 3.0  # of a canary's update, in clip bounds
 _MOST = 100.0
+_RESAMPLES = 200
 
 Floats = NDArray[np.float64]
 Made = Callable[[Fold[Any]], Fold[Any]]
@@ -59,10 +60,14 @@ Made = Callable[[Fold[Any]], Fold[Any]]
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClientAudit:
-    """The result: ``tests`` against the plan's mechanism, and ``estimate``, ε̂ of the last model; None if unknown."""
+    """The result: ``tests`` against the plan's mechanism, and ``estimate``, ε̂ of the finished model, None if unknown.
+
+    ``estimate_range`` is where nine of ten estimates lie that are made from canaries drawn again from these.
+    """
 
     tests: CanaryAudit
     estimate: float | None
+    estimate_range: tuple[float, float] | None
 
     @property
     def conclusion(self) -> Conclusion:
@@ -76,7 +81,13 @@ class ClientAudit:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {**self.tests.to_dict(), "sentence": self.sentence, "unit": "client", "estimate": self.estimate}
+        return {
+            **self.tests.to_dict(),
+            "sentence": self.sentence,
+            "unit": "client",
+            "estimate": self.estimate,
+            "estimate_range": None if self.estimate_range is None else list(self.estimate_range),
+        }
 
 
 def audit_clients(
@@ -128,6 +139,7 @@ def audit_clients(
     return ClientAudit(
         tests=judge_canaries(CanaryRecord.join(included, chunks), claim),
         estimate=estimate_epsilon(cosines[included], cosines[~included], delta=delta),
+        estimate_range=_spread(cosines[included], cosines[~included], delta),
     )
 
 
@@ -220,6 +232,19 @@ def estimate_epsilon(inside: Floats, outside: Floats, *, delta: float) -> float 
         return None
     pairs = ((mean, spread, 0.0, usual), (0.0, usual, mean, spread))
     return max(_normal_epsilon(*pair, delta) for pair in pairs)
+
+
+def _spread(inside: Floats, outside: Floats, delta: float) -> tuple[float, float] | None:
+    """Where the middle nine tenths of ε̂ lie, of canaries drawn again with replacement (Efron 1979)."""
+    again = np.random.default_rng(0)
+    found = [
+        estimate_epsilon(again.choice(inside, len(inside)), again.choice(outside, len(outside)), delta=delta)
+        for _ in range(_RESAMPLES if len(inside) > 1 and len(outside) > 1 else 0)
+    ]
+    known = sorted(one for one in found if one is not None)
+    if len(known) < _RESAMPLES // 2:
+        return None
+    return known[len(known) // 20], known[-1 - len(known) // 20]
 
 
 def _normal_epsilon(mean: float, spread: float, other: float, width: float, delta: float) -> float:

@@ -5,9 +5,11 @@ What that proves of ε: the one-run bound of :mod:`quietsum.audit.one_run`, with
 decided who trains. And whether the claim can be: the same bound at one in a million, over all attacks and numbers of
 guesses together (Bonferroni), against the claim's whole curve where an accountant gives it.
 
-    the claim says     δ(ε) for every ε; each is a line that the trade-off curve lies above, and the bound takes the
-                       best of nine of them
+    the claim says     (ε, δ) for every δ; each is a line that the trade-off curve lies above, and the bound takes
+                       the best of some
     we refute it       if so many right guesses have a chance of less than 1e-6 under it
+
+A single (ε, δ) with δ above that chance cannot be refuted so: with probability δ all may come out.
 
 An attack that fails refutes nothing, so "consistent" is said only where the game could have refuted the claim at all:
 all guesses right would have, and a leak of ten times the false-positive rate would have been seen nine times in ten.
@@ -38,7 +40,9 @@ __all__ = ["MembershipAudit", "MembershipScore", "judge_membership"]
 RATES = (0.01, 0.001)
 _MUST = 10  # times the false-positive rate is the leak that has to be seen
 _NOTHING = 60.0  # an ε that promises nothing, and that no number of targets refutes
-_FACTORS = (0.0, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0, 1.2)  # of the claim's ε, where its curve is looked up
+_CHANCES = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10, 1e-12)
+"""The δ at which a claim's curve is looked up. A claim (ε, δ) leaves δ for all to be known, so one in a million needs
+the curve where δ is far smaller."""
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -74,7 +78,8 @@ class MembershipScore:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MembershipAudit:
     """Membership attacks on one model. ``smallest`` is the smallest share of right guesses that would have refuted the
-    claim in nine games of ten; None if none would. :attr:`stays` says who may read this.
+    claim in nine games of ten; None if none would. ``single`` says that the claim is one (ε, δ) and no curve, and
+    :attr:`stays` who may read this.
     """
 
     epsilon: float | None
@@ -82,6 +87,7 @@ class MembershipAudit:
     targets: int
     members: int
     by_coins: bool
+    single: bool
     scores: tuple[MembershipScore, ...]
     smallest: float | None
 
@@ -110,6 +116,10 @@ class MembershipAudit:
             return "members were not chosen by coins, so nothing is proved of the claim"
         if self.epsilon is None:
             return "there is no claim to hold it against"
+        if self.smallest is None and self.single:
+            return (
+                f"δ = {self.delta:.3g} alone lets all be known more often than once in a million; pass the accountant"
+            )
         if self.smallest is None:
             return f"{self.targets:,} targets could not refute this claim even if every guess were right"
         least = [one.points[0].smallest for one in self.scores]
@@ -184,6 +194,7 @@ def judge_membership(
         smallest = find_least_success(count, len(member))
     return MembershipAudit(
         epsilon=epsilon, delta=delta, targets=len(member), members=int(member.sum()), by_coins=coins, scores=found,
+        single=isinstance(claim, Guarantee),
         smallest=smallest,
     )  # fmt: skip
 
@@ -230,8 +241,9 @@ def _read_claim(claim: Guarantee | Accountant | None, delta: float | None) -> tu
         if delta is None:
             raise InvalidParameter("delta", delta, "is missing beside an accountant", "state the claim's own")
         stated = claim.epsilon(delta=open_probability("delta", delta))
-        most = min(stated.epsilon, _NOTHING / 2)
-        lines = [(factor * most, claim.delta(epsilon=factor * most)) for factor in _FACTORS]
+        deltas = [chance for chance in _CHANCES if chance < stated.delta]
+        found = [(claim.epsilon(delta=chance).epsilon, chance) for chance in deltas]
+        lines = [(stated.epsilon, stated.delta), *found]
     else:
         problem = "is neither a guarantee nor an accountant"
         raise InvalidParameter("claim", type(claim).__name__, problem, "pass trainer.guarantee()")
@@ -243,7 +255,7 @@ def _read_claim(claim: Guarantee | Accountant | None, delta: float | None) -> tu
         raise InvalidParameter("claim", "replace-one", problem, "state the claim for add-or-remove-one")
     if stated.epsilon > _NOTHING:
         return None, stated.delta, None
-    curve = [private_least(*line) for line in lines]
+    curve = [private_least(*line) for line in lines if line[0] <= _NOTHING]
     return stated.epsilon, stated.delta, lambda right: max(one(right) for one in curve)
 
 
