@@ -233,6 +233,10 @@ def link(task: Any, level: str, seed: int, epsilon: float | None) -> Values:
         with torch.no_grad():
             answers = model(rows[0]).log_softmax(-1).double().numpy()
         people, actions, trials = facts.subject[chosen], facts.action[chosen], facts.trial[chosen]
+        if who == "trained":
+            values = rows[0].flatten(1).double().numpy()
+            found["temporal, by the features alone"] = audit.link_recordings(values, people, actions, trials == 1)
+            found["subject, by the features alone"] = audit.link_people(values, people, actions)
         found[f"temporal, {who}"] = audit.link_recordings(answers, people, actions, trials == 1)
         found[f"subject, {who}"] = audit.link_people(answers, people, actions)
     return found
@@ -291,7 +295,7 @@ def show(results: Iterable[Values]) -> None:
             claims = {r["claim"] for r in by_level[k]}
             ends = [r["judged"]["conclusion"] for r in by_level[k]]
             cells.append(f"ε {max(claims):.3g}: " + ", ".join(f"{ends.count(e)} {e}" for e in dict.fromkeys(ends)))
-        print(_line("a claim of …", "", cells))
+        print(_line("claim, by game", "", cells))
         for attack in one["outcomes"]:
             cells = []
             for k in levels:

@@ -152,15 +152,17 @@ def test_the_interval_of_the_auc_covers_it_and_a_tenth_of_it_would_not() -> None
 
 def test_a_threshold_that_was_chosen_by_looking_keeps_its_rate() -> None:
     """The true rate of the chosen threshold lies above the stated end in one game of 40 at most."""
-    random, above, naive = np.random.default_rng(5), 0, 0
+    random, above, naive, mean = np.random.default_rng(5), 0, 0, 0.0
     for _ in range(2000):
         scores = np.concatenate([random.random(150), [0.0]])
         point = find_point(scores, np.arange(151) == 150, 0.02)
         rate = 1 - np.sort(scores[:150])[-1 - point.accused]
         above += rate > point.most_accused
         naive += rate > point.accused / point.others
+        mean += rate / 2000
     assert above <= 2000 * 0.025 + 4 * math.sqrt(2000 * 0.025)
     assert naive > 800  # what was counted is no bound
+    assert mean == pytest.approx(3 / 151, rel=0.05)  # three of 151, and no more than the 0.02 that was asked for
 
 
 def test_the_smallest_leak_is_seen_nine_times_in_ten() -> None:
@@ -177,7 +179,7 @@ def test_the_smallest_leak_is_seen_nine_times_in_ten() -> None:
 def test_too_few_others_are_inconclusive_and_never_a_pass() -> None:
     point = find_point(np.arange(400.0), np.arange(400) < 200, 0.001)
     assert not point.measured and not point.leaks and point.smallest is None
-    assert "inconclusive, as this takes 1,000 others and there are 200" in point.sentence
+    assert "inconclusive, as this takes 999 others and there are 200" in point.sentence
 
 
 def test_ties_with_the_threshold_accuse_nobody_else() -> None:

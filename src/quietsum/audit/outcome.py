@@ -58,9 +58,8 @@ def find_least_count(trials: int, chance: float, *, level: float) -> int:
 def find_least_success(count: int, trials: int, *, power: float = POWER) -> float | None:
     """The smallest chance of success that reaches ``count`` of ``trials`` with probability ``power``, or None.
 
-
     >>> round(find_least_success(60, 100), 3)
-    0.665
+    0.656
     """
     if count > trials:
         return None

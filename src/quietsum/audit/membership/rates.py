@@ -1,10 +1,11 @@
 """How well scores tell members from others: the true-positive rate at a low false-positive rate, and the AUC.
 
-**At a false-positive rate α.** Of n others, k = ⌊αn⌋ may be accused: the threshold is the (k + 1)-th largest of their
-scores, and who scores above it is called a member. The threshold is chosen by looking at those others, and its own rate
-is nevertheless bounded exactly: for independent scores it is the (k + 1)-th smallest of n uniforms or less, a
-Beta(k + 1, n − k) variable, and that law's quantile is Clopper and Pearson's upper end for k of n. The members' share
-above it is binomial, given the threshold. A rate of 1 in 1000 needs 1000 others; with fewer it is inconclusive.
+**At a false-positive rate α.** Of n others, k = ⌊α(n + 1)⌋ − 1 are accused: the threshold is the (k + 1)-th largest of
+their scores, and who scores above it is called a member. The threshold is chosen by looking at those others, and its
+own rate is known exactly all the same: for independent scores it is the (k + 1)-th smallest of n uniforms or less, a
+Beta(k + 1, n − k) variable of mean (k + 1)/(n + 1) ≤ α, and the upper quantile of that law is Clopper and Pearson's
+upper end for k of n. The members' share above it is binomial, given the threshold. A rate of 1 in 1000 needs 999
+others; with fewer it is inconclusive.
 
 **AUC**, the chance that a member scores above another: the share of all pairs. It is a U-statistic of two samples, so
 with h the smaller of the two, P(AUC is off so far) ≤ exp(−h · KL) to each side (Hoeffding 1963, theorem 1 and section
@@ -29,6 +30,8 @@ from quietsum.audit.shares import bound_share
 
 __all__ = ["OperatingPoint", "bound_auc", "find_auc", "find_point"]
 
+_EDGE = 1e-9  # of rounding
+
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
@@ -36,7 +39,7 @@ Mask = NDArray[np.bool_]
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OperatingPoint:
-    """How many members are spotted where a share ``rate`` of others may be accused.
+    """How many members are spotted where a share ``rate`` of others is accused.
 
     ``claimed`` is the largest true-positive rate that the claim leaves any attacker there; None without a claim.
     """
@@ -51,7 +54,7 @@ class OperatingPoint:
     @property
     def measured(self) -> bool:
         """Whether there are enough others for this rate."""
-        return self.others * self.rate >= 1 and self.members > 0
+        return (self.others + 1) * self.rate >= 1 - _EDGE and self.members > 0
 
     @property
     def share(self) -> float:
@@ -86,9 +89,8 @@ class OperatingPoint:
         """The point in plain words."""
         at = f"at a false-positive rate of {self.rate:.1%}"
         if not self.measured:
-            return (
-                f"{at}: inconclusive, as this takes {math.ceil(1 / self.rate):,} others and there are {self.others:,}"
-            )
+            needed = math.ceil(1 / self.rate - 1 - _EDGE)
+            return f"{at}: inconclusive, as this takes {needed:,} others and there are {self.others:,}"
         low, high = self.interval
         claim = "" if self.claimed is None else f"; the claim leaves any attacker {_upwards(self.claimed)}"
         seen = "would have been seen nine times in ten"
@@ -111,13 +113,13 @@ def _upwards(share: float) -> str:
 def find_point(scores: Floats, included: Mask, rate: float, claimed: float | None = None) -> OperatingPoint:
     """The operating point at a false-positive rate of ``rate``.
 
-    >>> scores = np.concatenate([np.arange(100.0), np.full(50, 98.5)])
+    >>> scores = np.concatenate([np.arange(100.0), np.full(50, 99.5)])
     >>> point = find_point(scores, np.arange(150) >= 100, 0.01)
     >>> point.spotted, point.accused, point.leaks
-    (50, 1, True)
+    (50, 0, True)
     """
     members, others = scores[included], np.sort(scores[~included])[::-1]
-    accused = min(math.floor(rate * len(others) + 1e-9), max(0, len(others) - 1))
+    accused = max(0, math.floor(rate * (len(others) + 1) + _EDGE) - 1)
     spotted = int((members > others[accused]).sum()) if len(others) else 0
     return OperatingPoint(
         rate=rate, members=len(members), spotted=spotted, others=len(others), accused=accused, claimed=claimed
