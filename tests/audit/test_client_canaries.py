@@ -90,7 +90,7 @@ def divide_by_replies(fold: ClientSum, state: Any, rng: Any) -> Combined:
 
 def audit(resolved: ResolvedPlan, fault: Any = None, seed: int = 3) -> ClientAudit:
     made = None if fault is None else lambda fold: Faulty(fold, fault)
-    return audit_clients(resolved, canaries=150, made=made, rng=randomness_for_tests(seed))  # type: ignore[arg-type]
+    return audit_clients(resolved, canaries=150, made=made, rng=randomness_for_tests(seed))
 
 
 @pytest.mark.parametrize(
@@ -130,6 +130,9 @@ def test_no_correct_aggregation_is_accused_and_no_half_noise_passes() -> None:
 def test_few_canaries_and_rounds_are_inconclusive() -> None:
     found = audit_clients(plan(rounds=2), canaries=8, rng=randomness_for_tests(1))
     assert found.conclusion is Conclusion.INCONCLUSIVE and "too few" in found.sentence
+    assert found.estimate is None and found.to_dict()["estimate_range"] is None
+    told = " ".join([found.sentence, *(one.sentence for one in found.tests.powers)])
+    assert "record" not in told and "batch" not in told and "a clip of the whole cohort" in told
 
 
 def test_the_estimate_is_near_the_claim_where_everybody_is_in_every_round() -> None:
@@ -166,9 +169,11 @@ def test_unequal_normals_have_the_epsilon_of_an_integral(mean: float, spread: fl
 
 
 def test_too_little_makes_no_estimate() -> None:
-    assert estimate_epsilon(np.ones(1), np.ones(5), delta=1e-5) is None
-    assert estimate_epsilon(np.ones(5), np.ones(5), delta=1e-5) is None
-    assert estimate_epsilon(np.array([0.1, -0.1]), np.array([0.1, -0.1]), delta=0.9) == 0.0
+    coins = np.tile([0.1, -0.1], 20)
+    assert estimate_epsilon(coins[:19], coins, delta=1e-5) is None
+    assert estimate_epsilon(np.ones(40), coins, delta=1e-5) is None
+    assert estimate_epsilon(coins + 9, coins, delta=1e-5) is None  # beyond what is searched
+    assert estimate_epsilon(coins, coins, delta=0.9) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,6 @@ from quietsum.mechanisms import ClippedSum
 from quietsum.privacy import ExactAccountant, Gaussian, Guarantee, Neighbours, PrivacyUnit, true_positive_rate
 
 DELTA = 1e-5
-Floats = NDArray[np.float64]
 
 
 def claim_of(epsilon: float) -> ExactAccountant:
@@ -36,7 +36,7 @@ def claim_of(epsilon: float) -> ExactAccountant:
     return ExactAccountant().compose(Gaussian(noise_multiplier=noise))
 
 
-def judge(scores: Floats, included: NDArray[np.bool_], epsilon: float, **options: object) -> MembershipAudit:
+def judge(scores: NDArray[Any], included: NDArray[np.bool_], epsilon: float, **options: object) -> MembershipAudit:
     values = {"by_coins": True, "claim": claim_of(epsilon), "delta": DELTA, **options}
     return judge_membership({"attack": scores}, included, **values)  # type: ignore[arg-type]
 
@@ -62,7 +62,7 @@ def test_rmia_is_the_share_of_population_records_that_the_paper_counts() -> None
         member = np.mean([p for p, there in zip(chances, inside[:, x], strict=True) if there])
         out = np.mean([p for p, there in zip(chances, inside[:, x], strict=True) if not there])
         ratio = math.exp(-own[x]) / ((member + out) / 2)
-        count = 0
+        count = 0.0
         for z in range(9):
             without = np.mean([math.exp(-loss) for loss in theirs[:, z]])
             usual = math.exp(-others[z]) / (((1 + offline) * without + 1 - offline) / 2)
@@ -137,7 +137,8 @@ def test_the_auc_is_the_share_of_pairs() -> None:
 
 
 def test_the_interval_of_the_auc_covers_it_and_a_tenth_of_it_would_not() -> None:
-    random, covered, narrow = np.random.default_rng(4), 0, 0
+    random = np.random.default_rng(4)
+    covered = narrow = 0
     truth = float(stats.norm.cdf(1 / math.sqrt(2)))  # of two normals a deviation apart
     for _ in range(200):
         scores = np.concatenate([random.normal(1, 1, 40), random.normal(0, 1, 60)])
@@ -152,7 +153,8 @@ def test_the_interval_of_the_auc_covers_it_and_a_tenth_of_it_would_not() -> None
 
 def test_a_threshold_that_was_chosen_by_looking_keeps_its_rate() -> None:
     """The true rate of the chosen threshold lies above the stated end in one game of 40 at most."""
-    random, above, naive, mean = np.random.default_rng(5), 0, 0, 0.0
+    random, mean = np.random.default_rng(5), 0.0
+    above = naive = 0
     for _ in range(2000):
         scores = np.concatenate([random.random(150), [0.0]])
         point = find_point(scores, np.arange(151) == 150, 0.02)

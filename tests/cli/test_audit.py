@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -90,3 +91,42 @@ def test_a_training_without_canaries_and_a_wrong_number_are_refused_in_a_sentenc
     assert "is no run of" in run("audit", "other", "--workspace", tmp_path, code=2).stderr
     few = run("train", "--task", clouds, "--epsilon", 4, "--workspace", tmp_path, "--audit", 3, code=2)
     assert "canaries" in few.stderr
+
+
+def test_a_models_members_are_attacked_and_the_figures_stay_with_their_holder(tmp_path: Path) -> None:
+    name = train("digits", tmp_path, "--epochs", 2)
+    shown = run("audit", name, "--attack", "membership", "--workspace", tmp_path).stdout
+    assert shown.startswith("The audit is inconclusive about the claim: members were not chosen by coins")
+    assert "a coin has 0.5" in shown and "inconclusive, as this takes 999 others" in " ".join(shown.split())
+    assert "it stays with their holder" in " ".join(shown.split()) and "(mode 0600)" in shown
+    path = tmp_path / "training" / name / "attacks.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    values = json.loads(path.read_text(encoding="utf-8"))["membership"]
+    assert values["by_coins"] is False and values["lower_bound"] is None and values["members"] == 1352
+    told = json.loads(run("audit", name, "--attack", "membership", "--workspace", tmp_path, "--json").stdout)
+    assert told["attacks"] == values["attacks"]
+
+
+def test_what_cannot_be_attacked_is_said_in_a_sentence(clouds: str, tmp_path: Path) -> None:
+    name = train(clouds, tmp_path, "--epochs", 1)
+    assert "hold_out()" in run("audit", name, "--attack", "membership", "--workspace", tmp_path, code=2).stderr
+    assert "no finished training" in run(
+        "audit", "no-such", "--attack", "membership", "--workspace", tmp_path, code=2
+    ).stderr.replace("\n", " ")
+    assert "--attack clients" in run("audit", name, "--attack", "all", "--workspace", tmp_path, code=2).stderr
+
+
+def test_the_client_level_of_a_runs_plan_is_replayed(tmp_path: Path) -> None:
+    plan = tmp_path / "run.toml"
+    plan.write_text(
+        '[task]\nname = "heart"\n[federation]\nrounds = 3\n[training]\n'
+        'sample_rate = 0.5\nlocal_steps = 1\n[privacy]\nstyle = "user"\n'
+        "client = { noise_multiplier = 4.0, delta = 1e-4, max_norm = 0.5 }\n",
+        encoding="utf-8",
+    )
+    run("run", plan, "--workspace", tmp_path, "--name", "users")
+    shown = run("audit", "users", "--attack", "clients", "--workspace", tmp_path).stdout
+    assert shown.startswith("The audit is inconclusive:") and "per client" in shown  # 15 parameters, 7 canaries
+    assert "no party was asked" in shown
+    values = json.loads(run("audit", "users", "--attack", "clients", "--workspace", tmp_path, "--json").stdout)
+    assert values["unit"] == "client" and len(values["evidence"]) == 10

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from quietsum.audit.inversion.models import attack_classes as attack_classes, invert_class as invert_class
     from quietsum.audit.linking.attributes import attack_attribute as attack_attribute
     from quietsum.audit.linking.people import link_people as link_people, link_recordings as link_recordings
+    from quietsum.audit.membership.finished import ATTACKS as ATTACKS, audit_membership as audit_membership
     from quietsum.audit.membership.judge import (
         MembershipAudit as MembershipAudit,
         MembershipScore as MembershipScore,

@@ -50,7 +50,11 @@ _MOST_NUMBERS = 1 << 26  # of all canaries' directions together: half a gigabyte
 _OTHERS = 16  # made-up clients whose updates are folded in a round
 _LENGTH = 3.0  # of a canary's update, in clip bounds
 _MOST = 100.0
-_RESAMPLES = 200
+_RESAMPLES, _LEAST = 200, 20  # and how many canaries of either kind an estimate needs
+_WORDS = (
+    ("record", "client"), ("whole batch", "whole cohort"), ("batches", "cohorts"), ("batch", "cohort"),
+    ("step", "round"),
+)  # fmt: skip
 
 Floats = NDArray[np.float64]
 Made = Callable[[Fold[Any]], Fold[Any]]
@@ -77,17 +81,18 @@ class ClientAudit:
     @property
     def sentence(self) -> str:
         """The conclusion in plain words."""
-        return self.tests.sentence.replace("canaries", "canary clients").replace("steps", "rounds")
+        text = self.tests.sentence.replace("canaries", "canary clients")
+        for word, own in _WORDS:
+            text = text.replace(word, own)
+        return text
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
+        between = self.estimate_range
         return {
-            **self.tests.to_dict(),
-            "sentence": self.sentence,
-            "unit": "client",
-            "estimate": self.estimate,
-            "estimate_range": None if self.estimate_range is None else list(self.estimate_range),
-        }
+            **self.tests.to_dict(), "sentence": self.sentence, "unit": "client", "estimate": self.estimate,
+            "estimate_range": None if between is None else list(between),
+        }  # fmt: skip
 
 
 def audit_clients(
@@ -137,9 +142,26 @@ def audit_clients(
     length = float(np.linalg.norm(together))
     cosines = together @ frame / length if length > 0 else np.zeros(count)
     return ClientAudit(
-        tests=judge_canaries(CanaryRecord.join(included, chunks), claim),
+        tests=_in_words(judge_canaries(CanaryRecord.join(included, chunks), claim)),
         estimate=estimate_epsilon(cosines[included], cosines[~included], delta=delta),
         estimate_range=_spread(cosines[included], cosines[~included], delta),
+    )
+
+
+def _in_words(tests: CanaryAudit) -> CanaryAudit:
+    """The same result in words of clients, cohorts and rounds."""
+
+    def say(text: str) -> str:
+        for word, own in _WORDS:
+            text = text.replace(word, own)
+        return text
+
+    return dataclasses.replace(
+        tests,
+        evidence=tuple(
+            dataclasses.replace(one, found=say(one.found), lesson=say(one.lesson)) for one in tests.evidence
+        ),
+        powers=tuple(dataclasses.replace(one, fault=say(one.fault)) for one in tests.powers),
     )
 
 
@@ -221,17 +243,18 @@ def _release(fold: Fold[Any], canaries: Floats, others: Floats, random: RandomSo
 def estimate_epsilon(inside: Floats, outside: Floats, *, delta: float) -> float | None:
     """ε̂ at ``delta`` of telling two fitted normals apart, N(m, s²) of ``inside`` and N(0, t²) of ``outside``.
 
-    None with fewer than two values of either. It is an estimate, and no bound.
+    None with fewer than twenty values of either, and above 100. It is an estimate, and no bound.
     """
     open_probability("delta", delta)
-    if len(inside) < 2 or len(outside) < 2:
+    if min(len(inside), len(outside)) < _LEAST:
         return None
     mean, spread = float(np.mean(inside)), float(np.std(inside, ddof=1))
     usual = math.sqrt(float(np.mean(np.square(outside))))
     if not (spread > 0 and usual > 0):
         return None
     pairs = ((mean, spread, 0.0, usual), (0.0, usual, mean, spread))
-    return max(_normal_epsilon(*pair, delta) for pair in pairs)
+    found = max(_normal_epsilon(*pair, delta) for pair in pairs)
+    return found if math.isfinite(found) else None
 
 
 def _spread(inside: Floats, outside: Floats, delta: float) -> tuple[float, float] | None:
@@ -239,10 +262,10 @@ def _spread(inside: Floats, outside: Floats, delta: float) -> tuple[float, float
     again = np.random.default_rng(0)
     found = [
         estimate_epsilon(again.choice(inside, len(inside)), again.choice(outside, len(outside)), delta=delta)
-        for _ in range(_RESAMPLES if len(inside) > 1 and len(outside) > 1 else 0)
+        for _ in range(_RESAMPLES if min(len(inside), len(outside)) >= _LEAST else 0)
     ]
     known = sorted(one for one in found if one is not None)
-    if len(known) < _RESAMPLES // 2:
+    if len(known) < _RESAMPLES:
         return None
     return known[len(known) // 20], known[-1 - len(known) // 20]
 

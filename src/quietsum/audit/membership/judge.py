@@ -176,7 +176,7 @@ def judge_membership(
     with a chance of at least 95 %, all together. No assumption on the records or on the attack.
     """
     coins, member = flag("by_coins", by_coins), _mask(included)
-    epsilon, delta, least = _read_claim(claim, delta)
+    epsilon, delta, least = _read_claim(claim, delta, coins=coins)
     if not scores:
         raise InvalidParameter("scores", "none", "name no attack", "pass {'loss': score_by_loss(losses)}")
     if not rates:
@@ -229,7 +229,9 @@ def _least_correct(least: Least, targets: int, level: float) -> int:
     return low
 
 
-def _read_claim(claim: Guarantee | Accountant | None, delta: float | None) -> tuple[float | None, float, Least | None]:
+def _read_claim(
+    claim: Guarantee | Accountant | None, delta: float | None, *, coins: bool = True
+) -> tuple[float | None, float, Least | None]:
     """ε, δ and the curve of a claim."""
     if claim is None:
         return None, open_probability("delta", 1e-5 if delta is None else delta), None
@@ -250,7 +252,7 @@ def _read_claim(claim: Guarantee | Accountant | None, delta: float | None) -> tu
     if stated.unit is not PrivacyUnit.RECORD or stated.group_size != 1:
         remedy = "pass the guarantee of one record; clients have audit_clients()"
         raise InvalidParameter("claim", f"per {stated.whom}", "is not about single records", remedy)
-    if stated.neighbours is Neighbours.REPLACE_ONE:
+    if coins and stated.neighbours is Neighbours.REPLACE_ONE:
         problem = "is about records that are replaced, and the game leaves them out"
         raise InvalidParameter("claim", "replace-one", problem, "state the claim for add-or-remove-one")
     if stated.epsilon > _NOTHING:
