@@ -17,8 +17,8 @@ task's plain settings, DP off and overfitted (Adam, 200 epochs), ε 8 and ε 1 w
     attribute inference   one value of a record, from the rest and the label: the one that goes most with the label
     re-identification     pose: whose sequence is it, by the model's answers; the model trains on five people
 
-Intervals are exact and take trials of all seeds as independent; those of the AUC are of one game. The lower bound on ε
-holds with 95 % for each game. All rows are published, so nothing that is measured here is charged to anybody.
+Shares are means over the seeds. Their intervals are exact and those of one game, since games share rows. The lower
+bound on ε holds with 95 % for each game. All rows are published, so nothing that is measured here is charged.
 """
 
 from __future__ import annotations
@@ -247,7 +247,6 @@ def link(task: Any, level: str, seed: int, epsilon: float | None) -> Values:
 
 def show(results: Iterable[Values]) -> None:
     """The table as Markdown."""
-    from quietsum.audit import bound_share
     from quietsum.audit.membership.rates import bound_auc
 
     rows = list(results)
@@ -285,8 +284,7 @@ def show(results: Iterable[Values]) -> None:
                         continue
                     spotted, members = (sum(p[key] for p in points) for key in ("spotted", "members"))
                     claimed = "" if by_level[k][0]["epsilon"] is None else f"; claim ≤ {points[0]['claimed']:.3f}"
-                    low, high = bound_share(spotted, members)
-                    cells.append(f"{spotted / members:.3f} [{low:.3f}, {high:.3f}]{claimed}")
+                    cells.append(_share(spotted, members, len(points)) + claimed)
                 print(_line(f"{attack}: TPR at FPR {rate:.1%}", f"{rate:g}", cells))
             cells = [", ".join(f"{a['lower_bound']:.2f}" for a in part[k]) for k in levels]
             print(_line(f"{attack}: ε ≥, by seed", "0", cells))
@@ -301,8 +299,7 @@ def show(results: Iterable[Values]) -> None:
             for k in levels:
                 done = [r["outcomes"][attack] for r in by_level[k]]
                 right, trials = (sum(d[key] for d in done) for key in ("successes", "trials"))
-                low, high = bound_share(right, trials)
-                cells.append(f"{right / trials:.3f} [{low:.3f}, {high:.3f}]")
+                cells.append(_share(right, trials, len(done)))
             chance = sum(r["outcomes"][attack]["chance"] for r in mine) / len(mine)
             print(_line(attack, f"{chance:.3f}", cells))
         noise = {k: by_level[k][0].get("noise") for k in levels if by_level[k][0].get("noise")}
@@ -312,6 +309,14 @@ def show(results: Iterable[Values]) -> None:
 
 def _line(name: str, chance: str, cells: list[str]) -> str:
     return f"| {name} | {chance} | " + " | ".join(cells) + " |"
+
+
+def _share(count: int, trials: int, games: int) -> str:
+    """The share over all games, with the interval that one game of that share has."""
+    from quietsum.audit import bound_share
+
+    low, high = bound_share(round(count / games), round(trials / games))
+    return f"{count / trials:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _mean(values: list[float]) -> str:

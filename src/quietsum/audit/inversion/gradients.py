@@ -1,7 +1,7 @@
 """What somebody rebuilds of a record who sees the gradient of its loss: one update of one record.
 
 **In closed form.** A dense layer z = W x + b at the front of a model has the gradients ∂W = g xᵀ and ∂b = g of one
-record, so x = ∂Wᵀ ∂b / ‖∂b‖², exactly, whatever comes behind (Phong, Aono, Hayashi, Wang, Moriai 2018; Geiping,
+record, so x = ∂Wᵀ ∂b / ‖∂b‖², exactly, for any layers behind it (Phong, Aono, Hayashi, Wang, Moriai 2018; Geiping,
 Bauermeister, Dröge, Moeller 2020, proposition 3.1). Clipping scales both alike and hides nothing. Noise does.
 
 **By search.** For other models, made-up inputs are moved until their gradient points where the seen one does, by the

@@ -40,7 +40,7 @@ def audit_membership(run: str, workspace: Workspace) -> tuple[MembershipAudit, P
     task = trainable_task(json.loads(read_file(folder / "options.json"))["task"])  # open_model has looked at it
     hold_out = optional_part(task, "hold_out")
     if hold_out is None:
-        problem = f"has no hold_out(), and members are told from nobody ({task.name})"
+        problem = "has no hold_out(), rows to compare members with"
         remedy = "give the task one, or use quietsum.audit.judge_membership with rows of your own"
         raise InvalidParameter("task", str(task.name), problem, remedy)
     model = found.module

@@ -9,10 +9,10 @@ others; with fewer it is inconclusive.
 
 **AUC**, the chance that a member scores above another: the share of all pairs. It is a U-statistic of two samples, so
 with h the smaller of the two, P(AUC is off so far) ≤ exp(−h · KL) to each side (Hoeffding 1963, theorem 1 and section
-5b), whatever the law of the scores.
+5b), for scores of any law.
 
-Both intervals take records as independent draws. They say how well *this* model's members are told from others of
-their kind. The bound on ε (:mod:`quietsum.audit.membership.judge`) does not need that.
+Both intervals take records as independent draws. They say how well the members of *this* model are distinguished from
+others of their kind. The bound on ε (:mod:`quietsum.audit.membership.judge`) does not need that.
 """
 
 from __future__ import annotations

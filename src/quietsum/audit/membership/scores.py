@@ -11,7 +11,7 @@ z of the population:
 
 p(x) is the mean over references of which half trained on x. Where all references are without x, the mean over those is
 p_out, and p(x) = ((1 + a) p_out(x) + 1 − a) / 2, the paper's offline form, which interpolates what a model with x would
-say. The score grows with p_θ(x)/p(x) alone, whatever the z are: z set a threshold, and the order of the scores is that
+say. The score grows with p_θ(x)/p(x) alone, for any z: these set a threshold, and the order of the scores is that
 of the ratio. Without z the score is ln p_θ(x)/p(x).
 
 All is computed from losses that are −ln p, such as cross entropy: p of the record's own label is e^−loss.
