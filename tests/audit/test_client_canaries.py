@@ -109,6 +109,21 @@ def test_the_plans_own_aggregation_is_consistent_with_the_plan(change: dict[str,
     assert found.tests.lower_bound < limit.epsilon
 
 
+def test_every_round_is_held_to_the_noise_and_the_clip_of_its_stage() -> None:
+    stages = "[[schedule]]\nrounds = 15\nnoise = 2.0\n[[schedule]]\nrounds = 15\nclip = 0.5\n"
+    found = audit(plan(rest=stages))
+    assert found.conclusion is Conclusion.CONSISTENT
+    noise = found.tests.claim.noise
+    assert isinstance(noise, tuple) and len(noise) == 30 and noise[0] == pytest.approx(2 * noise[-1])
+
+    def forget(fold: ClientSum, state: Any, rng: Any) -> Combined:
+        """The second stage's noise from the first round on."""
+        mechanism = dataclasses.replace(fold.mechanism, noise_multiplier=1.0)
+        return dataclasses.replace(fold, mechanism=mechanism).finish(state, rng)
+
+    assert audit(plan(rest=stages), forget).conclusion is Conclusion.CONTRADICTED
+
+
 @pytest.mark.parametrize(
     ("fault", "seen"),
     [(halve_noise, "noise"), (clip_sum, "contribution"), (repeat_noise, "replay"), (divide_by_replies, "noise")],

@@ -81,6 +81,19 @@ def test_the_order_of_rmia_scores_does_not_depend_on_the_population() -> None:
     assert (score_by_loss(own) == -own).all()
 
 
+def test_references_take_out_how_easy_a_record_is() -> None:
+    """A member's loss is a little smaller, and records differ far more: a threshold is lost, the ratio is not."""
+    random, member, inside = np.random.default_rng(2), coins(600, 1), draw_references(600, pairs=2)
+    ease = random.exponential(3, 600)
+    own = np.exp(0.1 * random.normal(size=600)) * ease + np.where(member, 0.0, 1.0)
+    references = np.exp(0.1 * random.normal(size=(4, 600))) * ease + np.where(inside, 0.0, 1.0)
+    plain = find_auc(score_by_loss(own), member)
+    compared = find_auc(score_by_references(own, references, inside=inside), member)
+    assert plain < 0.7 < 0.9 < compared
+    strangers = find_auc(score_by_references(own, references, inside=inside), coins(600, 99))
+    assert abs(strangers - 0.5) < 0.1
+
+
 def test_losses_are_measured_one_by_one_in_eval_mode() -> None:
     torch = pytest.importorskip("torch")
     from quietsum.learning import cross_entropy

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from quietsum.cli.app import app
 from quietsum.learning import cross_entropy
 from quietsum.learning.noise.gradient_noise import TorchNoise
+from quietsum.mechanisms import ClippedSum
 from quietsum.tasks import Metrics, Settings
 
 
@@ -116,17 +117,25 @@ def test_what_cannot_be_attacked_is_said_in_a_sentence(clouds: str, tmp_path: Pa
     assert "--attack clients" in run("audit", name, "--attack", "all", "--workspace", tmp_path, code=2).stderr
 
 
-def test_the_client_level_of_a_runs_plan_is_replayed(tmp_path: Path) -> None:
+def test_the_client_level_of_a_runs_plan_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = tmp_path / "run.toml"
     plan.write_text(
-        '[task]\nname = "heart"\n[federation]\nrounds = 3\n[training]\n'
+        '[task]\nname = "heart"\n[federation]\nrounds = 30\n[training]\n'
         'sample_rate = 0.5\nlocal_steps = 1\n[privacy]\nstyle = "user"\n'
         "client = { noise_multiplier = 4.0, delta = 1e-4, max_norm = 0.5 }\n",
         encoding="utf-8",
     )
     run("run", plan, "--workspace", tmp_path, "--name", "users")
-    shown = run("audit", "users", "--attack", "clients", "--workspace", tmp_path).stdout
+    words = ("audit", "users", "--attack", "clients", "--workspace", tmp_path)
+    shown = run(*words).stdout
     assert shown.startswith("The audit is inconclusive:") and "per client" in shown  # 15 parameters, 7 canaries
     assert "no party was asked" in shown
-    values = json.loads(run("audit", "users", "--attack", "clients", "--workspace", tmp_path, "--json").stdout)
+    values = json.loads(run(*words, "--json").stdout)
     assert values["unit"] == "client" and len(values["evidence"]) == 10
+
+    def release(self: ClippedSum, total: Any, rng: Any) -> Any:
+        half = ClippedSum(max_norm=self.max_norm, noise_multiplier=self.noise_multiplier / 2)
+        return (total + rng.rounded_normals(half.grid_scale, total.shape)) * self.grid_unit
+
+    monkeypatch.setattr(ClippedSum, "release", release)
+    assert run(*words, code=5).stdout.startswith("The audit contradicts the claim: the noise is 0.")

@@ -150,7 +150,7 @@ class MembershipAudit:
         """Plain values."""
         bound = None if self.lower_bound is None else {"epsilon": self.lower_bound, "confidence": CONFIDENCE}
         return {
-            "conclusion": self.conclusion.value, "sentence": self.sentence, "leaks": self.leaks,
+            "stays": self.stays, "conclusion": self.conclusion.value, "sentence": self.sentence, "leaks": self.leaks,
             "targets": self.targets, "members": self.members, "by_coins": self.by_coins,
             "claim": {"epsilon": self.epsilon, "delta": self.delta}, "lower_bound": bound,
             "smallest": self.smallest, "attacks": [one.to_dict() for one in self.scores],
