@@ -120,7 +120,7 @@ def test_what_cannot_be_attacked_is_said_in_a_sentence(clouds: str, tmp_path: Pa
 def test_the_client_level_of_a_runs_plan_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = tmp_path / "run.toml"
     plan.write_text(
-        '[task]\nname = "heart"\n[federation]\nrounds = 30\n[training]\n'
+        '[task]\nname = "heart"\n[federation]\nrounds = 16\n[training]\n'
         'sample_rate = 0.5\nlocal_steps = 1\n[privacy]\nstyle = "user"\n'
         "client = { noise_multiplier = 4.0, delta = 1e-4, max_norm = 0.5 }\n",
         encoding="utf-8",

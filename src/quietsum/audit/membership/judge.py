@@ -62,7 +62,7 @@ class MembershipScore:
 
     @property
     def leaks(self) -> bool:
-        """Whether it tells members from others, with 95 % confidence."""
+        """Whether its AUC or one of its rates distinguishes members from others, each with 95 % confidence."""
         return self.auc_interval[0] > 0.5 or any(point.leaks for point in self.points)
 
     def to_dict(self) -> dict[str, Any]:
