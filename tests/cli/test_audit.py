@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from quietsum.cli.app import app
 from quietsum.learning import cross_entropy
 from quietsum.learning.noise.gradient_noise import TorchNoise
+from quietsum.mechanisms import ClippedSum
 from quietsum.tasks import Metrics, Settings
 
 
@@ -90,3 +92,50 @@ def test_a_training_without_canaries_and_a_wrong_number_are_refused_in_a_sentenc
     assert "is no run of" in run("audit", "other", "--workspace", tmp_path, code=2).stderr
     few = run("train", "--task", clouds, "--epsilon", 4, "--workspace", tmp_path, "--audit", 3, code=2)
     assert "canaries" in few.stderr
+
+
+def test_a_models_members_are_attacked_and_the_figures_stay_with_their_holder(tmp_path: Path) -> None:
+    name = train("digits", tmp_path, "--epochs", 2)
+    shown = run("audit", name, "--attack", "membership", "--workspace", tmp_path).stdout
+    assert shown.startswith("The audit is inconclusive about the claim: members were not chosen by coins")
+    assert "a coin has 0.5" in shown and "inconclusive, as this takes 999 others" in " ".join(shown.split())
+    assert "it stays with their holder" in " ".join(shown.split()) and "(mode 0600)" in shown
+    path = tmp_path / "training" / name / "attacks.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    values = json.loads(path.read_text(encoding="utf-8"))["membership"]
+    assert values["by_coins"] is False and values["lower_bound"] is None and values["members"] == 1352
+    told = json.loads(run("audit", name, "--attack", "membership", "--workspace", tmp_path, "--json").stdout)
+    assert told["attacks"] == values["attacks"]
+
+
+def test_what_cannot_be_attacked_is_said_in_a_sentence(clouds: str, tmp_path: Path) -> None:
+    name = train(clouds, tmp_path, "--epochs", 1)
+    assert "hold_out()" in run("audit", name, "--attack", "membership", "--workspace", tmp_path, code=2).stderr
+    assert "no finished training" in run(
+        "audit", "no-such", "--attack", "membership", "--workspace", tmp_path, code=2
+    ).stderr.replace("\n", " ")
+    assert "--attack clients" in run("audit", name, "--attack", "all", "--workspace", tmp_path, code=2).stderr
+
+
+def test_the_client_level_of_a_runs_plan_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = tmp_path / "run.toml"
+    plan.write_text(
+        '[task]\nname = "heart"\n[federation]\nrounds = 16\n[training]\n'
+        'sample_rate = 0.5\nlocal_steps = 1\n[privacy]\nstyle = "user"\n'
+        "client = { noise_multiplier = 4.0, delta = 1e-4, max_norm = 0.5 }\n",
+        encoding="utf-8",
+    )
+    run("run", plan, "--workspace", tmp_path, "--name", "users")
+    words = ("audit", "users", "--attack", "clients", "--workspace", tmp_path)
+    shown = run(*words).stdout
+    assert shown.startswith("The audit is inconclusive:") and "per client" in shown  # 15 parameters, 7 canaries
+    assert "no party was asked" in shown
+    values = json.loads(run(*words, "--json").stdout)
+    assert values["unit"] == "client" and len(values["evidence"]) == 10
+
+    def release(self: ClippedSum, total: Any, rng: Any) -> Any:
+        half = ClippedSum(max_norm=self.max_norm, noise_multiplier=self.noise_multiplier / 2)
+        return (total + rng.rounded_normals(half.grid_scale, total.shape)) * self.grid_unit
+
+    monkeypatch.setattr(ClippedSum, "release", release)
+    assert run(*words, code=5).stdout.startswith("The audit contradicts the claim: the noise is 0.")

@@ -25,6 +25,37 @@ if TYPE_CHECKING:
     )
     from quietsum.audit.evidence import Evidence as Evidence, Power as Power, forecast_power as forecast_power
     from quietsum.audit.runs import audit_run as audit_run, folder_of as folder_of
+    from quietsum.audit.clients import (
+        ClientAudit as ClientAudit,
+        audit_clients as audit_clients,
+        estimate_epsilon as estimate_epsilon,
+    )
+    from quietsum.audit.inversion.gradients import (
+        attack_gradients as attack_gradients,
+        invert_dense as invert_dense,
+        invert_update as invert_update,
+    )
+    from quietsum.audit.inversion.models import attack_classes as attack_classes, invert_class as invert_class
+    from quietsum.audit.linking.attributes import attack_attribute as attack_attribute
+    from quietsum.audit.linking.people import link_people as link_people, link_recordings as link_recordings
+    from quietsum.audit.membership.finished import ATTACKS as ATTACKS, audit_membership as audit_membership
+    from quietsum.audit.membership.judge import (
+        MembershipAudit as MembershipAudit,
+        MembershipScore as MembershipScore,
+        judge_membership as judge_membership,
+    )
+    from quietsum.audit.membership.rates import OperatingPoint as OperatingPoint
+    from quietsum.audit.membership.scores import (
+        measure_losses as measure_losses,
+        score_by_loss as score_by_loss,
+        score_by_references as score_by_references,
+    )
+    from quietsum.audit.membership.targets import draw_members as draw_members, draw_references as draw_references
+    from quietsum.audit.outcome import (
+        AttackOutcome as AttackOutcome,
+        Success as Success,
+        write_outcomes as write_outcomes,
+    )
     from quietsum.audit.shares import bound_share as bound_share
     from quietsum.audit.trainings import AUDIT as AUDIT, audit_training as audit_training, read_audit as read_audit
     from quietsum.audit.verdict import (

@@ -24,7 +24,7 @@ True
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,11 @@ from quietsum.learning import CanaryRecord
 
 __all__ = [
     "CONFIDENCE",
+    "SHARES",
     "bound_epsilon",
     "bound_from_scores",
+    "bound_guesses",
+    "count_correct",
     "gaussian_least",
     "one_run_bound",
     "private_least",
@@ -44,7 +47,8 @@ __all__ = [
 ]
 
 CONFIDENCE = 0.95
-_SHARES = (1.0, 0.5, 0.2, 0.1)  # of the canaries that are guessed
+SHARES = (1.0, 0.5, 0.2, 0.1)
+"""Of the canaries, how many are guessed: a test each."""
 _MOST = 60.0
 
 Least = Callable[[float], float]
@@ -109,12 +113,25 @@ def bound_epsilon(record: CanaryRecord, *, noise: NDArray[np.float64], rate: flo
 
 def bound_from_scores(scores: NDArray[np.float64], included: NDArray[np.bool_], *, delta: float) -> float:
     """The same from the canaries' scores, which may be of several parties: each coin is independent of all others."""
-    order, count, best = np.argsort(scores), len(scores), 0.0
-    for share in _SHARES:
-        half = max(1, round(count * share / 2))
-        top, bottom = included[order[-half:]], included[order[:half]]
-        correct = int(top.sum() + (~bottom).sum())
-        level = (1 - CONFIDENCE) / len(_SHARES)
-        found = one_run_bound(guesses=2 * half, correct=correct, canaries=count, delta=delta, level=level)
-        best = max(best, found)
-    return best
+    counts = [count_correct(scores, included, share) for share in SHARES]
+    return bound_guesses(counts, canaries=len(scores), delta=delta, level=(1 - CONFIDENCE) / len(SHARES))
+
+
+def count_correct(scores: NDArray[np.float64], included: NDArray[np.bool_], share: float) -> tuple[int, int]:
+    """How many are guessed if a ``share`` is, the highest scores in and the lowest out, and how many rightly.
+
+    Equal scores are ordered by a shuffle that knows nothing of the coins: members may come first, and that is no guess.
+    """
+    shuffled = np.random.default_rng(0).permutation(len(scores))
+    order = shuffled[np.argsort(scores[shuffled], kind="stable")]
+    half = max(1, round(len(scores) * share / 2))
+    top, bottom = included[order[-half:]], included[order[: min(half, len(scores) - half)]]
+    return len(top) + len(bottom), int(top.sum() + (~bottom).sum())
+
+
+def bound_guesses(counts: Sequence[tuple[int, int]], *, canaries: int, delta: float, level: float) -> float:
+    """The largest ε that one of the (guesses, right ones) refutes, each at ``level``."""
+    return max(
+        one_run_bound(guesses=guesses, correct=correct, canaries=canaries, delta=delta, level=level)
+        for guesses, correct in counts
+    )

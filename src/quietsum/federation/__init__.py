@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from quietsum.federation.round import (
         first_state as first_state,
+        fold_of as fold_of,
         limits_of as limits_of,
         refuse_unmasked as refuse_unmasked,
         run_round as run_round,

@@ -9,19 +9,38 @@ import typer
 
 from quietsum.cli.shared import options as opt
 from quietsum.cli.shared.output import figure, print_json, print_next
+from quietsum.validate import choice, optional
 
 if TYPE_CHECKING:
-    from quietsum.audit import CanaryAudit
+    from quietsum.audit import CanaryAudit, MembershipAudit
+    from quietsum.runs import Workspace
 
 __all__ = ["audit"]
 
 RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", show_default=False, help="A run or training that carried canaries.")
+    str,
+    typer.Argument(
+        metavar="RUN", show_default=False,
+        help="A run or training that carried canaries; with --attack any training, or a federation's run.",
+    ),
+]  # fmt: skip
+AttackOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND",
+        help="membership: a loss threshold on the training's model. clients: random canary clients through the "
+        "aggregation of a run's plan. If omitted, the canaries that the run carried.",
+    ),
 ]
 CONTRADICTED = 5
 
 
-def audit(run: RunArgument, workspace: opt.WorkspaceOption = None, as_json: opt.JsonOption = False) -> int:
+def audit(
+    run: RunArgument,
+    attack: AttackOption = None,
+    workspace: opt.WorkspaceOption = None,
+    as_json: opt.JsonOption = False,
+) -> int:
     """Hold a run against its claim by its canaries; exit code 5 if it differs.
 
     Example: quietsum audit digits-1
@@ -35,28 +54,65 @@ def audit(run: RunArgument, workspace: opt.WorkspaceOption = None, as_json: opt.
     from quietsum.runs import Workspace
 
     place = Workspace.at(workspace)
+    if optional(choice, "attack", attack, ("membership", "clients"), "write --attack membership or --attack clients"):
+        return _attack(run, place, as_json, membership=attack == "membership")
     found = audit_run(run, place)
     if as_json:
         print_json({"run": run, **found.to_dict()})
     else:
-        _show(found)
+        print(textwrap.fill(found.sentence, 80), end="\n\n")
+        _show(found, "record")
         print(f"wrote {folder_of(run, place) / 'audit.json'}")
         print_next(["report", run, *([] if workspace is None else ["--workspace", workspace])])
     return CONTRADICTED if found.conclusion is Conclusion.CONTRADICTED else 0
 
 
-def _show(found: CanaryAudit) -> None:
-    def line(name: str, text: str) -> None:
-        print(textwrap.fill(f"{name:<14} {text}", 80, subsequent_indent=" " * 15))
+def _attack(run: str, place: Workspace, as_json: bool, *, membership: bool) -> int:
+    from quietsum.audit import Conclusion, audit_clients, audit_membership
 
-    claim = found.claim
+    if membership:
+        found, path = audit_membership(run, place)
+        if as_json:
+            print_json({"run": run, **found.to_dict()})
+        else:
+            _show_membership(found)
+            print(f"wrote {path} (mode 0600)")
+        return CONTRADICTED if found.conclusion is Conclusion.CONTRADICTED else 0
+    clients = audit_clients(place.find(run).plan())
+    if as_json:
+        print_json({"run": run, **clients.to_dict()})
+    else:
+        print(textwrap.fill(clients.sentence, 80), end="\n\n")
+        if clients.estimate is not None and clients.estimate_range is not None:
+            low, high = clients.estimate_range
+            _line("estimate", f"ε ≈ {clients.estimate:.3g}, between {low:.3g} and {high:.3g}; no bound to either side")
+        _show(clients.tests, "client")
+        print("\nThe plan's aggregation was replayed with made-up clients: no party was asked.")
+    return CONTRADICTED if clients.conclusion is Conclusion.CONTRADICTED else 0
+
+
+def _line(name: str, text: str) -> None:
+    print(textwrap.fill(f"{name:<14} {text}", 80, subsequent_indent=" " * 15))
+
+
+def _show_membership(found: MembershipAudit) -> None:
     print(textwrap.fill(found.sentence, 80), end="\n\n")
+    for one in found.scores:
+        low, high = one.auc_interval
+        _line(one.attack, f"AUC {one.auc:.3f}, between {low:.3f} and {high:.3f}; a coin has 0.5")
+        for point in one.points:
+            _line("", point.sentence)
+    print("\n" + textwrap.fill(found.stays, 80))
+
+
+def _show(found: CanaryAudit, unit: str) -> None:
+    claim = found.claim
     if claim.epsilon is not None:
-        line("claim", f"ε ≤ {figure(claim.epsilon)} per record at δ = {claim.delta:.3g}")
-    line("canaries say", f"ε ≥ {figure(found.lower_bound, up=False)} at that δ, with 95 % confidence")
+        _line("claim", f"ε ≤ {figure(claim.epsilon)} per {unit} at δ = {claim.delta:.3g}")
+    _line("canaries say", f"ε ≥ {figure(found.lower_bound, up=False)} at that δ, with 95 % confidence")
     print()
     for one in found.evidence:
-        line(one.name, ("CONTRADICTS THE CLAIM: " if one.contradicts else "") + one.found)
+        _line(one.name, ("CONTRADICTS THE CLAIM: " if one.contradicts else "") + one.found)
     print("\nThis audit finds, in nine runs of ten unless it says otherwise:")
     for power in found.powers:
         print(f"  {power.sentence}" + ("" if power.enough else " (too little to conclude anything)"))

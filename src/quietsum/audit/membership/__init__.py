@@ -1,0 +1,1 @@
+"""Membership: can somebody who holds the model tell who trained it?"""
