@@ -163,13 +163,15 @@ def _in_own_code(error: BaseException) -> str:
 
 
 def _refuse(message: str, code: int = USAGE) -> int:
+    from quietsum.cli.shared.output import text_width
+
     with contextlib.suppress(BrokenPipeError), guard_screens():
         lines = [" ".join(line.split()) for line in message.splitlines() if line.strip()]
         if sys.stderr.isatty():  # people read words in lines; whatever reads a pipe wants one line for one error
-            lines = textwrap.wrap(f"error: {lines[0]}", 80, subsequent_indent="  ") + [
+            lines = textwrap.wrap(f"error: {lines[0]}", text_width(), subsequent_indent="  ") + [
                 part
                 for line in lines[1:]
-                for part in textwrap.wrap(line, 80, initial_indent="  ", subsequent_indent="  ")
+                for part in textwrap.wrap(line, text_width(), initial_indent="  ", subsequent_indent="  ")
             ]
             print("\n".join(lines), file=sys.stderr)
         else:

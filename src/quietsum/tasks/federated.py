@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quietsum.errors import InvalidParameter, QuietsumError
+from quietsum.errors import InvalidParameter, QuietsumError, printable
 from quietsum.learning import (
     Batch,
     LocalSteps,
@@ -156,11 +156,16 @@ class FederatedTorch(Task):
             found = splits.by_dirichlet(self._labels(), count or 0, self.split.alpha or 1.0, salt=self.name)
         if people is not None:
             one_site_each(people, found.party, person=_person(task))
-        if declared is not None and any(
-            size > declared[name] for name, size in zip(found.names, found.sizes.tolist(), strict=True)
-        ):
-            problem = "is smaller than what a site holds, so its batches would be larger than is accounted for"
-            raise InvalidParameter("site_sizes", "a size", problem, "declare a round number above it")
+        over = (
+            []
+            if declared is None
+            else [name for name, size in zip(found.names, found.sizes.tolist(), strict=True) if size > declared[name]]
+        )
+        if declared is not None and over:  # which site, and not by how much: how many records it holds is its own
+            names = ", ".join(map(printable, over[:4])) + (f" and {len(over) - 4} more" if len(over) > 4 else "")
+            problem = f"is less than what {names} holds, so batches would be larger than is accounted for"
+            remedy = "declare a round number above it"
+            raise InvalidParameter(f"site_sizes[{over[0]!r}]", declared[over[0]], problem, remedy)
         return found
 
     @cached_property
