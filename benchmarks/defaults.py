@@ -173,7 +173,12 @@ def config_of(job: Values, task: Any, kind: Any) -> Any:
     if how == "own":
         return kind(**{**task.settings.training, **stated, "delta": None})
     passes = max(1, min(how["steps"], max(20, round(500_000 / task.size))))
-    batch = max(1, min(task.size, round(task.size * passes / how["steps"])))
+    size = task.size
+    if job.get("unit") == "person":  # of each person so many records are kept, and a batch is drawn from those
+        import numpy as np
+
+        size = min(size, int(np.minimum(np.unique(task.people(), return_counts=True)[1], PEOPLE[job["task"]]).sum()))
+    batch = max(1, min(size, round(size * passes / how["steps"])))
     more = {"batch_size": batch, "epochs": passes, "max_grad_norm": how["clip"], "clipping": "flat"}
     return kind(**stated, **more, ema_decay=0.95)
 

@@ -131,7 +131,8 @@ def _show(file: Path, resolved: ResolvedPlan, task: Task, answer: Rehearsal) -> 
         _chart(resolved)
         told = predict(resolved)
         for sentence in (
-            *_noise_sentences(resolved), *([] if told is None else [told.sentence]), _length_sentence(resolved, task)
+            *_noise_sentences(resolved), *([] if told is None else [told.sentence]), *_kept_sentences(resolved),
+            _length_sentence(resolved, task),
         ):  # fmt: skip
             screen.print(Text(sentence))
     screen.print(Text("Layers of defence:"))
@@ -408,6 +409,19 @@ def _noise_sentences(resolved: ResolvedPlan) -> list[str]:
             '"sample".'
         )
     return [*found, told]
+
+
+def _kept_sentences(resolved: ResolvedPlan) -> list[str]:
+    """With which records the lines about noise and signal are counted, where a person's are bounded."""
+    person = resolved.plan.privacy.person
+    if person is None or resolved.record_noise is None:
+        return []
+    if person.kept < 1:
+        return [f"Counted with the {person.kept:.3g} of the declared records that max_records keeps, as declared."]
+    return [
+        f"Counted with all declared records. max_records = {person.max_records} leaves fewer where people have more, "
+        f"and the signal shrinks with them: declare the share that is left, privacy.person.kept = 0.5 say."
+    ]
 
 
 def _noise_sentence(resolved: ResolvedPlan) -> str:
