@@ -24,6 +24,7 @@ from quietsum.cli.account.explain import explain
 from quietsum.cli.account.spend import spend
 from quietsum.cli.look.alerts import alerts
 from quietsum.cli.look.audit import audit
+from quietsum.cli.look.export import export
 from quietsum.cli.look.ledger import app as ledger
 from quietsum.cli.look.predict import predict
 from quietsum.cli.look.receipts import receipts
@@ -239,6 +240,7 @@ app.command(rich_help_panel=LOOK)(compare)
 app.command(rich_help_panel=LOOK)(report)
 app.command(rich_help_panel=LOOK)(audit)
 app.command(rich_help_panel=LOOK)(predict)
+app.command(rich_help_panel=LOOK)(export)
 app.command(rich_help_panel=LOOK)(suspects)
 app.add_typer(ledger, name="ledger", rich_help_panel=LOOK)
 app.command(rich_help_panel=LOOK)(alerts)

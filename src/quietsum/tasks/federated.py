@@ -42,6 +42,7 @@ from quietsum.plan import PartyFacts
 from quietsum.tasks import splits
 from quietsum.tasks.adapters import optional_part
 from quietsum.tasks.checks import one_site_each
+from quietsum.tasks.exporting import write_model
 from quietsum.tasks.models import input_gradient, outputs, predict_with
 from quietsum.tasks.predictions import Predictions
 from quietsum.tasks.protocol import ChangeRows, Fits, Floats, Metrics, Slope, Task, TorchTask
@@ -331,6 +332,11 @@ class FederatedTorch(Task):
     def predict(self, params: Floats, rows: NDArray[Any]) -> Predictions:
         """What these weights answer for rows in the form of the first part of the task's records."""
         return predict_with(self.module(params), self.task, rows)
+
+    def write_onnx(self, params: Floats, path: Path, about: Mapping[str, str]) -> bool:
+        """The torch model with these weights."""
+        write_model(path, self.module(params), self.task, about)
+        return True
 
     def encode_file(self, path: Path) -> NDArray[Any] | None:
         """The task's own, or None."""
