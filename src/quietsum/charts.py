@@ -33,6 +33,7 @@ __all__ = [
     "check_picture",
     "check_picture_name",
     "decimals",
+    "html_table",
     "interval_svg",
     "number",
     "png",
@@ -73,7 +74,8 @@ class Chart:
 
     The legend states where each line ends; with a ``note``, which an SVG shows below the legend, it does not.
 
-    ``y_from_zero`` keeps differences honest; scores that all lie close together need it off to be distinguished.
+    ``x_marks`` are the ticks of the x axis where they are stated. ``y_from_zero`` keeps differences honest; scores that
+    all lie close together need it off to be distinguished.
     """
 
     title: str
@@ -86,6 +88,7 @@ class Chart:
     limit: tuple[str, float] | None = None
     y_from_zero: bool = True
     note: str = ""
+    x_marks: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         points = [point for line in self.series for point in line.points]
@@ -193,6 +196,17 @@ def decimals(errors: Iterable[float], *, most: int = 8) -> int:
 # ------------------------------------------------------------------------------------------ terminal
 
 
+def html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table for a notebook; every cell is text, whatever is in it.
+
+    >>> html_table(("ε",), [("<b>",)])
+    '<table><tr><th align=left>ε</th></tr><tr><td>&lt;b&gt;</td></tr></table>'
+    """
+    top = "".join(f"<th align=left>{escape(cell)}</th>" for cell in head)
+    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><tr>{top}</tr>{lines}</table>"
+
+
 def show(chart: Chart, *, height: int = 14) -> None:
     """Print ``chart`` to stdout as well as stdout can show it, at most 80 columns wide."""
     try:
@@ -286,7 +300,7 @@ def _end_labels(chart: Chart, y_scale: Scale, height: int, unicode: bool) -> dic
 
 
 def _x_axis(chart: Chart, scale: Scale, margin: int, columns: int, unicode: bool) -> list[str]:
-    places = {round(scale.place(tick) * (columns - 1)): number(tick) for tick in scale.ticks(6)}
+    places = {round(scale.place(tick) * (columns - 1)): number(tick) for tick in chart.x_marks or scale.ticks(6)}
     line = "".join(("┬" if unicode else "+") if at in places else ("─" if unicode else "-") for at in range(columns))
     labels = [" "] * (columns + margin + 12)
     free = 0
@@ -390,7 +404,7 @@ def svg(chart: Chart, *, width: int = 760, height: int = 440) -> str:
         parts.append(f'  <line class="grid" x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'  <text class="quiet" x="{left - 9}" y="{y + 4:.1f}" text-anchor="end">{number(tick)}</text>')
     base = top + down
-    for tick in x_scale.ticks(6):
+    for tick in chart.x_marks or x_scale.ticks(6):
         x, _ = at(tick, y_scale.low)
         parts.append(f'  <line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 5}"/>')
         parts.append(f'  <text class="quiet" x="{x:.1f}" y="{base + 21}" text-anchor="middle">{number(tick)}</text>')

@@ -18,6 +18,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any, final
 
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quietsum.alerts import Alerts, BudgetFact, Subject
+from quietsum.charts import html_table
 from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, QuietsumError
 from quietsum.failpoints import reach
 from quietsum.learning.callbacks import EarlyStopping, Screen, StopTraining, as_callbacks
@@ -107,6 +109,18 @@ class TrainingHistory:
     def metrics(self) -> Mapping[str, float]:
         """Those of the last epoch."""
         return self.epochs[-1].metrics if self.epochs else {}
+
+    def _repr_html_(self) -> str:
+        every = max(1, -(-len(self.epochs) // 12))
+        shown = [one for one in self.epochs if one.epoch % every == 0 or one is self.epochs[-1]]
+        names = list(dict.fromkeys(name for one in shown for name in one.metrics))
+        rows = [
+            (f"{one.epoch}/{one.epochs}", f"{one.spent.epsilon:.4g}",
+             *(f"{one.metrics[name]:.4g}" if name in one.metrics else "" for name in names))
+            for one in shown
+        ]  # fmt: skip
+        about = f"<p>{escape(str(self.guarantee))}; {escape(self.stopped)}</p>"
+        return html_table(("epoch", "ε spent", *names), rows) + about
 
 
 def progress_line(epoch: Epoch) -> str:

@@ -22,10 +22,11 @@ import enum
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 from quietsum.aggregation import BEFORE
+from quietsum.charts import html_table
 from quietsum.errors import InvalidParameter
 from quietsum.keys import (
     BELOW_ONE,
@@ -347,6 +348,16 @@ class Plan:
                 return stage
             left -= stage.rounds
         return StagePlan(rounds=self.federation.rounds)
+
+    def _repr_html_(self) -> str:
+        def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+            for name, value in values.items():
+                if isinstance(value, Mapping):
+                    yield from flat(value, f"{before}{name}.")
+                else:
+                    yield f"{before}{name}", str(value)
+
+        return html_table(("key", "value"), flat(self.to_dict()))
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain values, every default spelled out; what is not stated (None) is left out.

@@ -29,6 +29,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, final
 
+from quietsum.charts import html_table
 from quietsum.errors import InvalidParameter, MixedUnits
 from quietsum.privacy import Guarantee
 from quietsum.tradeoff.intervals import LEVEL, Interval, difference_interval, mean_interval, ratio_interval
@@ -84,6 +85,14 @@ class Tradeoff:
     plain: PlainRow | None
     rows: tuple[PrivateRow, ...]
     monotone: bool | None
+
+    def _repr_html_(self) -> str:
+        def cells(name: str, mean: float, interval: Interval | None) -> tuple[str, ...]:
+            return name, f"{mean:.4f}", "" if interval is None else f"{interval[0]:.4f} – {interval[1]:.4f}"
+
+        plain = [] if self.plain is None else [cells("none", self.plain.mean, self.plain.interval)]
+        private = [cells(f"ε ≤ {row.guarantee.epsilon:.4g}", row.mean, row.interval) for row in self.rows]
+        return html_table(("privacy", self.metric, "interval"), [*plain, *private])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -7,6 +7,7 @@ it costs memory, and examples go through in chunks.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, final
 
@@ -30,6 +31,12 @@ from quietsum.learning.engines.recurrent import unroll
 __all__ = ["NotBatchable", "VmapEngine"]
 
 _TORCH_FUNC = ("vmap", "torch.func", "functorch", "Batching rule", "setup_context")  # its own complaints
+
+
+# torch carries a batch through every operation, through some of them one example at a time, and says so on each call
+warnings.filterwarnings(
+    "ignore", message="There is a performance drop because we have not yet implemented the batching"
+)
 
 
 class NotBatchable(InvalidParameter):

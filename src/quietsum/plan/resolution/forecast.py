@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, final
 
+from quietsum.charts import html_table
 from quietsum.errors import PlanRefused, QuietsumError, UnsupportedEvent
 from quietsum.privacy import (
     Budget,
@@ -83,6 +84,13 @@ class Forecast:
 
     rows: tuple[ForecastRow, ...] = ()
     whole: tuple[Guarantee, ...] = ()
+
+    def _repr_html_(self) -> str:
+        head = ("after round", *(f"ε per {one.whom}, {one.observer}" for one in self.whole))
+        every = max(1, -(-len(self.rows) // 12))
+        shown = [row for place, row in enumerate(self.rows, 1) if place % every == 0 or row is self.rows[-1]]
+        lines = [(f"{row.round}", *(f"{one.epsilon:.4g}" for one in row.guarantees)) for row in shown]
+        return html_table(head, [*lines, ("whole plan", *(f"{one.epsilon:.4g}" for one in self.whole))])
 
 
 @final
