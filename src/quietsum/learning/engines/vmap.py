@@ -33,10 +33,12 @@ __all__ = ["NotBatchable", "VmapEngine"]
 _TORCH_FUNC = ("vmap", "torch.func", "functorch", "Batching rule", "setup_context")  # its own complaints
 
 
-# torch carries a batch through every operation, through some of them one example at a time, and says so on each call
-warnings.filterwarnings(
-    "ignore", message="There is a performance drop because we have not yet implemented the batching"
-)
+def hush() -> None:
+    """Leave out what torch says on each call of an operation through which it carries one example at a time."""
+    warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
+
+
+hush()
 
 
 class NotBatchable(InvalidParameter):
