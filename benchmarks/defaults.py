@@ -16,9 +16,9 @@ For each task and ε per record there are three sides, all with δ = 1/(10 n) an
 
 Per person, both sides use at most so many records of each as PEOPLE says, and Opacus, which knows no people, is left
 out. ``signal`` is Z of quietsum.plan.Learnable, which ``quietsum plan`` prints: below 5 it says that nothing can be
-learnt. What is gained counts over chance: AUC 0.5, the largest class. A row where tuning gains less than 0.05 says nothing
-about defaults and leaves the ratio. Test rows are scored once a run, after the last step; all rows are published, so
-choosing costs nobody anything. Scores of ``heart`` are those of its four hospitals pooled.
+learnt. What is gained counts over chance: AUC 0.5, the largest class. A row where tuning gains less than 0.05 says
+nothing about defaults and leaves the ratio. Test rows are scored once a run, after the last step; all rows are
+published, so choosing costs no one anything. Scores of ``heart`` are those of its four hospitals pooled.
 """
 
 from __future__ import annotations
@@ -159,7 +159,8 @@ def work(job: Values) -> Values:
     metric = next(iter(found.values))
     return {
         "metric": metric, "score": found.values[metric], "chance": found.chance.get(metric, 0.0), "spent": spent,
-        "chosen": told, "signal": signal, "on": found.on, "records": task.size, "seconds": round(time.time() - start, 1),
+        "chosen": told, "signal": signal, "on": found.on, "records": task.size,
+        "seconds": round(time.time() - start, 1),
     }  # fmt: skip
 
 
@@ -173,7 +174,12 @@ def config_of(job: Values, task: Any, kind: Any) -> Any:
     if how == "own":
         return kind(**{**task.settings.training, **stated, "delta": None})
     passes = max(1, min(how["steps"], max(20, round(500_000 / task.size))))
-    batch = max(1, min(task.size, round(task.size * passes / how["steps"])))
+    size = task.size
+    if job.get("unit") == "person":  # of each person so many records are kept, and a batch is drawn from those
+        import numpy as np
+
+        size = min(size, int(np.minimum(np.unique(task.people(), return_counts=True)[1], PEOPLE[job["task"]]).sum()))
+    batch = max(1, min(size, round(size * passes / how["steps"])))
     more = {"batch_size": batch, "epochs": passes, "max_grad_norm": how["clip"], "clipping": "flat"}
     return kind(**stated, **more, ema_decay=0.95)
 

@@ -396,7 +396,7 @@ def test_a_tampered_plan_is_refused_with_the_reason_in_both_logs(
 def test_a_roster_without_a_party_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     world = World(tmp_path, roster=dict.fromkeys(OTHERS, lambda signature, message: True))
     with pytest.raises(
-        PlanRefused, match=r"party 'va' is not in the roster, which knows cleveland, .*quietsum keys add"
+        PlanRefused, match=r"party 'va' is not in the roster, which knows cleveland, .*quietsum keys admit"
     ):
         world.join()
     assert not world.carrier.sent

@@ -23,13 +23,12 @@ if TYPE_CHECKING:
         RemarkKind as RemarkKind,
         Stated as Stated,
     )
-    from quietsum.audit.evidence import Evidence as Evidence, Power as Power, forecast_power as forecast_power
-    from quietsum.audit.runs import audit_run as audit_run, folder_of as folder_of
     from quietsum.audit.clients import (
         ClientAudit as ClientAudit,
         audit_clients as audit_clients,
         estimate_epsilon as estimate_epsilon,
     )
+    from quietsum.audit.evidence import Evidence as Evidence, Power as Power, forecast_power as forecast_power
     from quietsum.audit.inversion.gradients import (
         attack_gradients as attack_gradients,
         invert_dense as invert_dense,
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
         Success as Success,
         write_outcomes as write_outcomes,
     )
+    from quietsum.audit.runs import audit_run as audit_run, folder_of as folder_of
     from quietsum.audit.shares import bound_share as bound_share
     from quietsum.audit.trainings import AUDIT as AUDIT, audit_training as audit_training, read_audit as read_audit
     from quietsum.audit.verdict import (

@@ -109,7 +109,7 @@ def _end_labels(chart: Chart, y_scale: Scale, height: int, unicode: bool) -> dic
 
 
 def _x_axis(chart: Chart, scale: Scale, margin: int, columns: int, unicode: bool) -> list[str]:
-    places = {round(scale.place(tick) * (columns - 1)): number(tick) for tick in scale.ticks(6)}
+    places = {round(scale.place(tick) * (columns - 1)): number(tick) for tick in chart.x_marks or scale.ticks(6)}
     line = "".join(("┬" if unicode else "+") if at in places else ("─" if unicode else "-") for at in range(columns))
     labels = [" "] * (columns + margin + 12)
     free = 0

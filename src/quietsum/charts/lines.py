@@ -48,8 +48,8 @@ class Chart:
 
     The legend states where each line ends; with a ``note``, which an SVG shows below the legend, it does not.
 
-    ``y_from_zero`` keeps differences honest; scores that all lie close together need it off to be distinguished. With
-    ``share`` no y is above 1 or below 0: error bars are cut there, and a point beyond is refused.
+    ``x_marks`` are the ticks of the x axis where they are stated. ``y_from_zero`` keeps differences honest; scores that
+    all lie close together need it off to be distinguished. With ``share`` no y is above 1 or below 0: error bars are cut there, and a point beyond is refused.
     """
 
     title: str
@@ -63,6 +63,7 @@ class Chart:
     y_from_zero: bool = True
     note: str = ""
     share: bool = False
+    x_marks: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.share:

@@ -78,7 +78,7 @@ def svg(
         parts.append(f'  <line class="grid" x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'  <text class="quiet" x="{left - 9}" y="{y + 4:.1f}" text-anchor="end">{number(tick)}</text>')
     base = top + down
-    for tick in x_scale.ticks(6 if width > 500 else 3):
+    for tick in chart.x_marks or x_scale.ticks(6 if width > 500 else 3):
         x, _ = at(tick, y_scale.low)
         parts.append(f'  <line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 5}"/>')
         parts.append(f'  <text class="quiet" x="{x:.1f}" y="{base + 21}" text-anchor="middle">{number(tick)}</text>')

@@ -24,8 +24,9 @@ from quietsum.cli.account.explain import explain
 from quietsum.cli.account.spend import spend
 from quietsum.cli.look.alerts import alerts
 from quietsum.cli.look.audit import audit
-from quietsum.cli.look.doctor import doctor
 from quietsum.cli.look.claims import check
+from quietsum.cli.look.doctor import doctor
+from quietsum.cli.look.export import export
 from quietsum.cli.look.ledger import app as ledger
 from quietsum.cli.look.predict import predict
 from quietsum.cli.look.receipts import receipts
@@ -169,13 +170,15 @@ def _in_own_code(error: BaseException) -> str:
 
 
 def _refuse(message: str, code: int = USAGE) -> int:
+    from quietsum.cli.shared.output import text_width
+
     with contextlib.suppress(BrokenPipeError), guard_screens():
         lines = [" ".join(line.split()) for line in message.splitlines() if line.strip()]
         if sys.stderr.isatty():  # people read words in lines; whatever reads a pipe wants one line for one error
-            lines = textwrap.wrap(f"error: {lines[0]}", 80, subsequent_indent="  ") + [
+            lines = textwrap.wrap(f"error: {lines[0]}", text_width(), subsequent_indent="  ") + [
                 part
                 for line in lines[1:]
-                for part in textwrap.wrap(line, 80, initial_indent="  ", subsequent_indent="  ")
+                for part in textwrap.wrap(line, text_width(), initial_indent="  ", subsequent_indent="  ")
             ]
             print("\n".join(lines), file=sys.stderr)
         else:
@@ -245,6 +248,7 @@ app.command(rich_help_panel=LOOK)(report)
 app.command(rich_help_panel=LOOK)(audit)
 app.command(rich_help_panel=LOOK)(check)
 app.command(rich_help_panel=LOOK)(predict)
+app.command(rich_help_panel=LOOK)(export)
 app.command(rich_help_panel=LOOK)(suspects)
 app.add_typer(ledger, name="ledger", rich_help_panel=LOOK)
 app.command(rich_help_panel=LOOK)(alerts)

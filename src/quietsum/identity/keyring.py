@@ -270,7 +270,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         with files.draft_folder(folder, mode=0o700, failpoint="keys") as draft:
             yield draft
     except FileExistsError:
-        remedy = "choose another name; nothing is ever overwritten"
+        remedy = f"name a new one, {folder / 'keys'} for instance; nothing is ever overwritten"
         raise InvalidParameter("DIR", str(folder), "exists already", remedy) from None
 
 

@@ -49,6 +49,7 @@ from quietsum.validate import open_probability, positive, whole_number
 __all__ = ["CLIPPINGS", "PrivacyConfig", "TrainingSchedule", "plan_training"]
 
 _MOST_EPOCHS = 100_000  # every one is planned, priced and written down
+_MOST_EPSILON = 1000.0
 _ROOM = 1 - 1e-6  # of ε, for the failure of secure noise that a ledger charges to δ
 CLIPPINGS = ("flat", "per-layer", "automatic", "adaptive")
 
@@ -99,6 +100,11 @@ class PrivacyConfig:
         for name in ("epsilon", "noise_multiplier", "person_epsilon"):
             if getattr(self, name) is not None:
                 positive(name, getattr(self, name))
+        for name in ("epsilon", "person_epsilon"):
+            if (getattr(self, name) or 0.0) > _MOST_EPSILON:
+                remedy = "state an ε of 1 to 10, or train without privacy"
+                problem = "promises nothing: from about ln(1/δ) on an attacker may be certain"
+                raise InvalidParameter(name, getattr(self, name), problem, remedy)
         if self.delta is not None:
             open_probability("delta", self.delta)
         if self.max_grad_norm is not None:

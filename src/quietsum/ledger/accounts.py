@@ -283,10 +283,12 @@ class Accounts:
             if limit is not None and cost.protected:
                 found = self._price(tally, terms, charge.unit, limit.delta, prices)
                 if exceeds(found.epsilon, limit.epsilon):
+                    remedy = "state what it costs, or add noise"
+                    if math.isinf(found.epsilon):
+                        remedy = "noise that small, as it is rounded, is proven to give no ε at all: state a smaller ε"
                     raise PlanUnderstates(
                         f"the plan costs {charge.party!r} ε = {found.epsilon:.6g} per {charge.unit} at δ = "
-                        f"{limit.delta:g} and states ε = {limit.epsilon:.6g} per {charge.unit}; "
-                        "state what it costs, or add noise"
+                        f"{limit.delta:g} and states ε = {limit.epsilon:.6g} per {charge.unit}; {remedy}"
                     )
             if (charge.party, charge.dataset) not in self.public:
                 book = self.book(charge.party, charge.dataset, charge.unit)

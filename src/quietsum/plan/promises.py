@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import final
 
 from quietsum.errors import InvalidParameter
-from quietsum.keys import COUNT, NAME, OPEN_FRACTION, POSITIVE, choices, key, table
+from quietsum.keys import COUNT, FRACTION, NAME, OPEN_FRACTION, POSITIVE, choices, key, table
 from quietsum.privacy import Budget, Neighbours, PrivacyUnit
 
 __all__ = [
@@ -200,8 +200,14 @@ class PersonPlan:
         "The target ε per person; the noise is calibrated to fit.", default=None, bound=POSITIVE
     )
     delta: float | None = key("The δ per person; the record's if omitted.", default=None, bound=OPEN_FRACTION)
+    kept: float = key(
+        "The share of the declared records that max_records leaves, declared and public: what can be learnt is "
+        "counted with it.", default=1.0, bound=FRACTION, later=True,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
+        if not self.kept:
+            raise InvalidParameter("kept", self.kept, "leaves no record", "say 0.3 if about a third of them is used")
         if self.max_records > 10**6:
             raise InvalidParameter("max_records", self.max_records, "bounds nothing", "choose a number people reach")
 

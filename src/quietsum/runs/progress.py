@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
+import shutil
 import sys
 import textwrap
 import time
@@ -35,7 +37,7 @@ NO_GUARANTEE = "NO PRIVACY GUARANTEE"
 """What is printed where a figure would stand, if nothing is promised."""
 DRILL = "a drill, no promise"
 _LONG = 10.0  # seconds after which plain lines tell the pace
-_WIDTH = 80
+_WIDTH, _LEAST = 80, 40
 
 
 def spent_text(spent: Iterable[Guarantee], limits: Mapping[str, float], *, short: bool = False) -> str:
@@ -62,7 +64,12 @@ def _up(value: float, scale: float) -> float:
 
 
 def round_line(
-    event: RoundFinished, dropped: int = 0, *, groups: tuple[int, int] | None = None, drill: bool = False
+    event: RoundFinished,
+    dropped: int = 0,
+    *,
+    groups: tuple[int, int] | None = None,
+    drill: bool = False,
+    width: int = _WIDTH,
 ) -> str:
     """The one line that says how a run is doing, of at most 80 columns wherever two units have a guarantee or fewer.
 
@@ -87,7 +94,7 @@ def round_line(
         (f"{kept} of {asked} {noun}", least),
     ):
         line = " · ".join((number, *filter(None, parts)))
-        if len(line) <= _WIDTH:
+        if len(line) <= width:
             return line
     return line
 
@@ -186,7 +193,8 @@ class Progress:
             self._live.start()
 
     def _round(self, event: RoundFinished) -> None:
-        line = round_line(event, self._dropped, groups=self._groups, drill=self._drill)
+        width = self._width()
+        line = round_line(event, self._dropped, groups=self._groups, drill=self._drill, width=width)
         self._dropped, self._groups = 0, None
         every = max(1, event.rounds // 10)
         pace = self._pace.finish(event.round, event.rounds, parties=event.asked)
@@ -196,14 +204,14 @@ class Progress:
             self._head(event, lambda text: self._live.console.print(Text(text)) if self._live else None)
             if event.round < event.rounds:  # what stays at the end is the line
                 found = f" · {self._found} finding{'s' if self._found > 1 else ''} so far" if self._found else ""
-                line = f"{bar(event.round, event.rounds, f'{pace}{found}')}\n{line}"
+                line = f"{bar(event.round, event.rounds, f'{pace}{found}', min(30, width // 2 - 10))}\n{line}"
             self._live.update(Text(line), refresh=True)
         elif event.round % every == 0 or event.round in (1, event.rounds):
             self._head(event, lambda text: self._stream.write(f"{text}\n"))
             if self._pace.now - self._pace.began > _LONG:
-                fits = len(line) + len(pace) + 3 <= _WIDTH
+                fits = len(line) + len(pace) + 3 <= width
                 line += f" · {pace}" if fits else f"\n  {pace}" if event.round < event.rounds else ""
-            lines = (textwrap.fill(one, _WIDTH, subsequent_indent="  ") for one in line.splitlines())
+            lines = (textwrap.fill(one, width, subsequent_indent="  ") for one in line.splitlines())
             self._stream.write("\n".join(lines) + "\n")
             self._stream.flush()
 
@@ -213,10 +221,20 @@ class Progress:
             return
         self._headed = True
         for name in list(event.metrics)[:1]:
-            show(textwrap.fill(f"{name} is measured on {event.metrics_on[name]}", _WIDTH))
+            show(textwrap.fill(f"{name} is measured on {event.metrics_on[name]}", self._width()))
         if event.limits and not self._drill:
-            show("ε is what has been spent so far, if the schedule runs as planned; parties (in")
-            show("the step, of those asked) are counted anew in every round")
+            told = (
+                "ε is what has been spent so far, if the schedule runs as planned; parties (in the step, of those "
+                "asked) are counted anew in every round"
+            )
+            show(textwrap.fill(told, self._width()))
+
+    def _width(self) -> int:
+        """What the terminal or COLUMNS leaves for a line, 80 at most; 80 in a pipe."""
+        stated = os.environ.get("COLUMNS", "")
+        if not (stated.isdecimal() and int(stated) >= _LEAST) and not self._stream.isatty():
+            return _WIDTH
+        return max(_LEAST, min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns))
 
     def stop(self) -> None:
         """Leave the last line standing and give the terminal back."""

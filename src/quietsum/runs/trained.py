@@ -48,7 +48,9 @@ class TrainedModel:
         guarantees: tuple[Guarantee, ...],
         predict: Callable[[Array], Predictions | None],
         encode: Callable[[Path], Array | None],
+        write: Callable[[Path, Mapping[str, str]], bool],
     ) -> None:
+        self._write = write
         self.run, self.task, self.params, self.module, self.guarantees = run, task, params, module, guarantees
         self._predict, self._encode = predict, encode
 
@@ -70,6 +72,18 @@ class TrainedModel:
     def predict_file(self, path: Path) -> Predictions:
         """What the model answers for the rows of a file: ``.csv`` with the task's columns, or an array (``.npy``)."""
         return self.predict(self._read(path))
+
+    def write_onnx(self, path: Path) -> None:
+        """Write the model as ONNX: rows in the form of the task's records in, what :meth:`predict` answers out.
+
+        Its metadata holds the run, the task and the guarantees as JSON. Raises
+        :class:`~quietsum.errors.QuietsumError` if what writes ONNX is not installed, and
+        :class:`~quietsum.errors.InvalidParameter` if the model cannot be written so.
+        """
+        stated = json.dumps([one.to_dict() for one in self.guarantees])
+        if not self._write(path, {"run": self.run, "task": self.task, "guarantees": stated}):
+            problem = "does not say of which layers its model is made"
+            raise InvalidParameter("task", self.task, problem, "give it layers(params); see quietsum.tasks.exporting")
 
     def _read(self, path: Path) -> Array:
         if path.suffix in (".npy", ".npz"):
@@ -120,6 +134,7 @@ def _open_run(folder: RunFolder) -> TrainedModel:
     return TrainedModel(
         run=folder.run, task=task.name, params=params, module=module, guarantees=_guarantees(about, folder.model),
         predict=lambda rows: task.predict(params, rows), encode=task.encode_file,
+        write=lambda path, about: task.write_onnx(params, path, about),
     )  # fmt: skip
 
 
@@ -153,7 +168,7 @@ def _module(task: Task, params: npt.NDArray[np.float64], path: Path, about: Mapp
 def _open_training(folder: Path) -> TrainedModel:
     """The model of a run of ``quietsum train``."""
     from quietsum.learning import as_priced_today, fill_model, fix_batch_norm
-    from quietsum.tasks import optional_part, predict_with, trainable_task
+    from quietsum.tasks import optional_part, predict_with, trainable_task, write_model
 
     path, again = folder / "model.safetensors", f"finish it first: quietsum train --resume {folder.name}"
     if not path.is_file():
@@ -176,11 +191,17 @@ def _open_training(folder: Path) -> TrainedModel:
     except (LookupError, TypeError, ValueError, QuietsumError) as error:
         raise CorruptState(f"{path} does not say how it was trained ({error}); restore it from a backup") from None
     encode = optional_part(task, "encode_file")
+
+    def write(path: Path, told: Mapping[str, str]) -> bool:
+        write_model(path, module, task, told)
+        return True
+
     return TrainedModel(
         run=folder.name, task=str(task.name), module=module.eval(), guarantees=(stated,),
         params=np.concatenate([one.detach().double().reshape(-1).numpy() for one in module.parameters()]),
         predict=lambda rows: predict_with(module, task, rows),
         encode=lambda path: None if encode is None else np.asarray(encode(path)),
+        write=write,
     )  # fmt: skip
 
 

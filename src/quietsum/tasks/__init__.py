@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from quietsum.tasks.checks import check_labels as check_labels
     from quietsum.tasks.classes import refuse_path as refuse_path
     from quietsum.tasks.datafiles import DATASETS as DATASETS, DataSet as DataSet, data_folder as data_folder
+    from quietsum.tasks.exporting import write_model as write_model
     from quietsum.tasks.federated import FederatedTorch as FederatedTorch
     from quietsum.tasks.gallery.stgcn import STGCN as STGCN
     from quietsum.tasks.lines import read_header as read_header

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from quietsum.errors import InvalidParameter
 from quietsum.learning import carried_steps, clipped_sum, gradients_of, private_steps
 from quietsum.plan import PartyFacts
-from quietsum.tasks.predictions import Predictions, answer_rows, fit_shape
+from quietsum.tasks.predictions import Predictions, answer_rows, fit_shape, refuse_without_onnx
 from quietsum.tasks.protocol import ChangeRows, Fits, Floats, Metrics, NumpyTask, OwnTask, Rows, Slope, Task, TorchTask
 
 if TYPE_CHECKING:
@@ -160,6 +160,18 @@ class _Adapter(Task):
         if (own := optional_part(self.task, "classes_of")) is not None:
             return answer_rows(rows, partial(own, params), ("prediction",), chances=False)
         return None
+
+    def write_onnx(self, params: Floats, path: Path, about: Mapping[str, str]) -> bool:
+        """From the user's own ``layers``; False without them."""
+        own = optional_part(self.task, "layers")
+        if own is None:
+            return False
+        refuse_without_onnx()
+        from quietsum.tasks.exporting import write_layers
+
+        names = tuple(str(name) for name in getattr(self.task, "answer_names", ()))
+        write_layers(path, own(params), names, about)
+        return True
 
     def encode_file(self, path: Path) -> NDArray[Any] | None:
         """The user's own, or None."""

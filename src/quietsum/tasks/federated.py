@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quietsum.errors import InvalidParameter, QuietsumError
+from quietsum.errors import InvalidParameter, QuietsumError, printable
 from quietsum.learning import (
     Batch,
     LocalSteps,
@@ -42,6 +42,7 @@ from quietsum.plan import PartyFacts
 from quietsum.tasks import splits
 from quietsum.tasks.adapters import optional_part
 from quietsum.tasks.checks import one_site_each
+from quietsum.tasks.exporting import write_model
 from quietsum.tasks.models import input_gradient, outputs, predict_with
 from quietsum.tasks.predictions import Predictions
 from quietsum.tasks.protocol import ChangeRows, Fits, Floats, Metrics, Slope, Task, TorchTask
@@ -158,11 +159,16 @@ class FederatedTorch(Task):
             found = splits.by_dirichlet(self._labels(), count or 0, self.split.alpha or 1.0, salt=self.name)
         if people is not None:
             one_site_each(people, found.party, person=_person(task))
-        if declared is not None and any(
-            size > declared[name] for name, size in zip(found.names, found.sizes.tolist(), strict=True)
-        ):
-            problem = "is smaller than what a site holds, so its batches would be larger than is accounted for"
-            raise InvalidParameter("site_sizes", "a size", problem, "declare a round number above it")
+        over = (
+            []
+            if declared is None
+            else [name for name, size in zip(found.names, found.sizes.tolist(), strict=True) if size > declared[name]]
+        )
+        if declared is not None and over:  # which site, and not by how much: how many records it holds is its own
+            names = ", ".join(map(printable, over[:4])) + (f" and {len(over) - 4} more" if len(over) > 4 else "")
+            problem = f"is less than what {names} holds, so batches would be larger than is accounted for"
+            remedy = "declare a round number above it"
+            raise InvalidParameter(f"site_sizes[{over[0]!r}]", declared[over[0]], problem, remedy)
         return found
 
     @cached_property
@@ -328,6 +334,11 @@ class FederatedTorch(Task):
     def predict(self, params: Floats, rows: NDArray[Any]) -> Predictions:
         """What these weights answer for rows in the form of the first part of the task's records."""
         return predict_with(self.module(params), self.task, rows)
+
+    def write_onnx(self, params: Floats, path: Path, about: Mapping[str, str]) -> bool:
+        """The torch model with these weights."""
+        write_model(path, self.module(params), self.task, about)
+        return True
 
     def encode_file(self, path: Path) -> NDArray[Any] | None:
         """The task's own, or None."""

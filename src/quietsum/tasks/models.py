@@ -21,7 +21,10 @@ from quietsum.learning import cross_entropy
 from quietsum.tasks.predictions import Predictions, answer_rows, fit_shape
 from quietsum.validate import open_probability, positive
 
-__all__ = ["binary_cross_entropy", "fit_public", "input_gradient", "log_odds", "outputs", "predict_with", "start_at"]
+__all__ = [
+    "binary_cross_entropy", "fit_public", "input_gradient", "log_odds", "outputs", "predict_with", "scores_classes",
+    "start_at",
+]  # fmt: skip
 
 _STEPS = 200
 
@@ -71,13 +74,18 @@ def input_gradient(model: nn.Module) -> Callable[[Floats, int], tuple[Floats, Fl
     return ask
 
 
+def scores_classes(task: Any) -> bool:
+    """Whether a model of ``task`` puts out scores of classes: it names them, or trains by a loss that says so."""
+    named, loss = getattr(task, "classes", None), getattr(task, "loss", None)
+    return named is not None or loss in (cross_entropy, binary_cross_entropy)
+
+
 def predict_with(model: nn.Module, task: Any, rows: NDArray[Any]) -> Predictions:
     """What ``model`` answers for ``rows``: chances where ``task`` says that it scores classes, else what it puts out.
 
     One column of scores is the log-odds of the second of two classes, several are softened by softmax.
     """
-    named, loss = getattr(task, "classes", None), getattr(task, "loss", None)
-    scored = named is not None or loss in (cross_entropy, binary_cross_entropy)
+    named, scored = getattr(task, "classes", None), scores_classes(task)
     kind = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     if (example := getattr(task, "example", None)) is not None:
         first = example()[0]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import importlib.util
 import io
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -20,9 +21,9 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from quietsum.errors import InvalidParameter
+from quietsum.errors import InvalidParameter, QuietsumError
 
-__all__ = ["Predictions", "answer_rows", "fit_shape"]
+__all__ = ["Predictions", "answer_rows", "fit_shape", "refuse_without_onnx"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -87,6 +88,16 @@ def fit_shape(rows: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
     if np.shape(rows)[1:] != shape:
         shown, problem = f"an array of shape {np.shape(rows)}", "do not fit the model"
         raise InvalidParameter("rows", shown, problem, f"pass one of shape {('n', *shape)}".replace("'", ""))
+
+
+def refuse_without_onnx() -> None:
+    """Raise :class:`~quietsum.errors.QuietsumError` if what writes ONNX is not installed."""
+    for name in ("torch", "onnx", "onnxscript"):
+        if importlib.util.find_spec(name) is None:
+            raise QuietsumError(
+                f"writing ONNX needs {name}, which is not installed: pip install 'quietsum[onnx]'. Without it: "
+                "quietsum predict, quietsum.load_model, or the .safetensors file beside the model"
+            )
 
 
 def answer_rows(

@@ -331,6 +331,13 @@ class Task(_Described):
         """What the model ``params`` answers for ``rows``, in the form of the task's records; None if not offered."""
         return None
 
+    def write_onnx(self, params: Floats, path: Path, about: Mapping[str, str]) -> bool:
+        """Write the model ``params`` as ONNX to ``path``, with ``about`` in its metadata; False if not offered.
+
+        Raises :class:`~quietsum.errors.QuietsumError` if what writes ONNX is not installed.
+        """
+        return False
+
     def encode_file(self, path: Path) -> npt.NDArray[Any] | None:
         """The rows of the CSV file at ``path``, without labels, as :meth:`predict` takes them; None if not offered.
 

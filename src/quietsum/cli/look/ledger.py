@@ -17,7 +17,7 @@ import typer
 
 from quietsum.cli.look.ledger_entries import print_corrections, print_entries, print_moved
 from quietsum.cli.shared import options as opt
-from quietsum.cli.shared.output import console, figure, print_json, print_next, print_rows
+from quietsum.cli.shared.output import console, figure, print_json, print_next, print_rows, text_width
 from quietsum.errors import InvalidParameter
 from quietsum.privacy import PrivacyUnit
 
@@ -269,7 +269,7 @@ def verify(
     if found.marked:
         print("mark    the newest head that was written here is in the chain")
     for warning in found.warnings:
-        print(textwrap.fill(f"warning {warning}", 80, subsequent_indent=" " * 8, break_on_hyphens=False,
+        print(textwrap.fill(f"warning {warning}", text_width(), subsequent_indent=" " * 8, break_on_hyphens=False,
                             break_long_words=False))  # fmt: skip
     print_moved(found.moved_to)
     if found.anchors:

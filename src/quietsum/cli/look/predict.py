@@ -11,7 +11,7 @@ import typer
 
 from quietsum.cli.look.runs import RunArgument
 from quietsum.cli.shared import options as opt
-from quietsum.cli.shared.output import bounds, print_json
+from quietsum.cli.shared.output import bounds, print_json, text_width
 from quietsum.errors import InvalidParameter
 from quietsum.files import check_output, write_output
 
@@ -69,4 +69,8 @@ def predict(
             **({} if output is not None else {"predictions": found.labels()}),
         })  # fmt: skip
     elif output is not None:
-        print(textwrap.fill(f"wrote {output}: {len(found)} rows by the model of {model.run}, which cost {claim}", 80))
+        print(
+            textwrap.fill(
+                f"wrote {output}: {len(found)} rows by the model of {model.run}, which cost {claim}", text_width()
+            )
+        )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quietsum.cli.shared import options as opt
-from quietsum.cli.shared.output import command, print_json, print_next, print_warning
+from quietsum.cli.shared.output import command, print_json, print_next, print_warning, text_width
 from quietsum.errors import CorruptState, InvalidParameter
 from quietsum.files import NoRoom, read_file, write_atomically
 
@@ -110,12 +110,12 @@ def report(
         })  # fmt: skip
         return
     for sentence in signed["sentences"]:
-        print(textwrap.fill(sentence, 80), end="\n\n")
+        print(textwrap.fill(sentence, text_width()), end="\n\n")
     print(f"wrote {page}\nwrote {twin}")
     _print_signature(signed)
     if operator:
         print(textwrap.fill("This is the operator's edition: it says what was found of single parties. Hand out the "
-                            f"other one: {command(['report', signed['run'], *where])}", 80))  # fmt: skip
+                            f"other one: {command(['report', signed['run'], *where])}", text_width()))  # fmt: skip
     print_next(["report", "--verify", twin])
 
 
@@ -180,7 +180,7 @@ def _write(page: Path, twin: Path, values: dict[str, Any], *, private: bool) -> 
 def _print_signature(values: dict[str, Any]) -> None:
     if "signature" in values:
         print(f"signed by the key of the ledger, whose fingerprint is\n  {values['ledger']['fingerprint']}")
-        print(textwrap.fill("Give the fingerprint to the reader some other way than with the report.", 80))
+        print(textwrap.fill("Give the fingerprint to the reader some other way than with the report.", text_width()))
 
 
 def _write_pack(path: Path, values: dict[str, Any], folder: Path, place: Workspace, as_json: bool) -> None:
@@ -246,11 +246,11 @@ def _read(path: Path, word: str, limit: int) -> bytes:
 
 def _print_checked(found: Checked) -> None:
     def line(name: str, text: str) -> None:
-        print(textwrap.fill(f"{name:<12} {text}", 80, subsequent_indent=" " * 13, break_on_hyphens=False))
+        print(textwrap.fill(f"{name:<12} {text}", text_width(), subsequent_indent=" " * 13, break_on_hyphens=False))
 
     for name, text in found.checked:
         line(name, text)
     for name, text in found.unchecked:
         line("NOT CHECKED", f"{name}: {text}")
     print(f"\nthe key that signed has the fingerprint\n  {found.fingerprint}")
-    print(textwrap.fill(f"This is about run {found.run}. " + " ".join(found.document["sentences"]), 80))
+    print(textwrap.fill(f"This is about run {found.run}. " + " ".join(found.document["sentences"]), text_width()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quietsum.cli.shared import options as opt
-from quietsum.cli.shared.output import layer_lines, print_json, print_next
+from quietsum.cli.shared.output import layer_lines, print_json, print_next, text_width
 from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, QuietsumError, printable
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def runs(workspace: opt.WorkspaceOption = None, as_json: opt.JsonOption = False)
         print_json({"workspace": str(place.path), "runs": found, "damaged": listed, **alone, **trouble})
     else:
         for run, problem in damaged:
-            print(textwrap.fill(f"{run} is damaged: {problem}", 80))
+            print(textwrap.fill(f"{run} is damaged: {problem}", text_width()))
         if found:
             _print_runs(found)
         _print_trainings(trained)
@@ -112,21 +111,21 @@ def show(
             told["groups"] = {"judged": len(groups), "left_out": sum(not kept for *_, kept in groups)}
         print_json({**values, **({"operator_only": told} if told else {})})
         return
-    print(textwrap.fill(values["summary"], 80), end="\n\n")
+    print(textwrap.fill(values["summary"], text_width()), end="\n\n")
     for sentence in values["sentences"]:
-        print(textwrap.fill(sentence, 80), end="\n\n")
+        print(textwrap.fill(sentence, text_width()), end="\n\n")
     for warning in values["warnings"]:
-        print(textwrap.fill(f"warning: {warning}", 80), end="\n\n")
+        print(textwrap.fill(f"warning: {warning}", text_width()), end="\n\n")
     _plot(values)
     for note in values["notes"]:
-        print(textwrap.fill(note, 80), end="\n\n")
+        print(textwrap.fill(note, text_width()), end="\n\n")
     for metric in values["metrics"]:
         print(f"{metric['name'].replace('_', ' '):<24} {metric['value']:.3f}  on {metric['on']}")
     if values.get("verdict"):  # reports of older versions have none
-        print(textwrap.fill(values["verdict"], 80))
+        print(textwrap.fill(values["verdict"], text_width()))
     if values.get("layers"):  # reports of older versions have none
         print("\nLayers of defence")
-        for line in layer_lines(values["layers"]):
+        for line in layer_lines(values["layers"], text_width()):
             print(line)
     if values.get("card"):
         print(f"\n{GuaranteeCard.from_dict(values['card']).to_text()}")
@@ -145,7 +144,11 @@ def show(
     elif folder.model.is_file():
         named = ", and weights.safetensors for load_state_dict" * (folder.path / "weights.safetensors").is_file()
         print(f"model   model.safetensors in it{named}")
-        print(textwrap.fill(f"use it  quietsum predict {folder.run} rows.csv -o out.csv", 80, break_long_words=False))
+        print(
+            textwrap.fill(
+                f"use it  quietsum predict {folder.run} rows.csv -o out.csv", text_width(), break_long_words=False
+            )
+        )
     print(f"ledger  entry {values['ledger']['head']['sequence']}, {values['ledger']['head']['hash'][:16]}…")
     if values["outcome"] == "interrupted" and isinstance(folder, report.Training):
         print_next(["train", "--resume", folder.run, *_where(workspace)])
@@ -188,7 +191,7 @@ def compare(
     if keys:
         print("\nwhat differs in the plans")
         for key in keys:
-            print(textwrap.fill(f"  {key}: " + " | ".join(_text(plan.get(key)) for plan in plans), 80))
+            print(textwrap.fill(f"  {key}: " + " | ".join(_text(plan.get(key)) for plan in plans), text_width()))
     else:
         print("\nthe plans are equal")
     print_next(["show", found[-1]["run"], *_where(workspace)])
@@ -224,13 +227,17 @@ def _print_left_out(rejected: LeftOut, attackers: Collection[str]) -> None:
         f"left out by {rejected.rule}, for the operator alone, in how many of {rejected.rounds} rounds, with the "
         "reason given last. That an update was unlike the others is no verdict"
     )
-    print("\n" + textwrap.fill(text, 80))
+    print("\n" + textwrap.fill(text, text_width()))
     shown = rejected.parties[:MOST_LEFT_OUT]
     names, digits = max(len(party) for party, *_ in shown), len(str(shown[0][1]))
     for party, rounds, reason in shown:
         drill = "; attacks in this drill" if party in attackers else ""
         head = f"  {printable(party):<{names}}  {rounds:>{digits}}  "
-        print(textwrap.fill(f"{printable(reason)}{drill}", 80, initial_indent=head, subsequent_indent=" " * len(head)))
+        print(
+            textwrap.fill(
+                f"{printable(reason)}{drill}", text_width(), initial_indent=head, subsequent_indent=" " * len(head)
+            )
+        )
     if len(rejected.parties) > len(shown):
         print(f"  and {len(rejected.parties) - len(shown)} more in the table rejected of run.db")
 
@@ -245,7 +252,7 @@ def _print_findings(found: Sequence[Finding]) -> None:
     for key, one in list(last.items())[:MOST_FINDINGS]:
         again = f", {times[key]} times up to" if times[key] > 1 else ","
         text = f"  {one.sentence}{again} round {one.round}"
-        print(textwrap.fill(text, 80, subsequent_indent="    "))
+        print(textwrap.fill(text, text_width(), subsequent_indent="    "))
     if len(last) > MOST_FINDINGS:
         print(f"  and {len(last) - MOST_FINDINGS} more in the table findings of run.db")
 
@@ -327,27 +334,26 @@ def _print_trainings(trained: Sequence[dict[str, Any]]) -> None:
         cost = "; ".join(dict.fromkeys(claims))  # observers of one price are one line
         if row["claim"] and _number(row["spent"][0]["epsilon"]) < _number(row["claim"][0]["epsilon"]):
             cost += f"; of that plan ε = {figure(_number(row['spent'][0]['epsilon']))} is charged so far"
-        print(textwrap.fill(f"  {row['run']}  {row['outcome']}  {cost}", 80, subsequent_indent="    "))
+        print(textwrap.fill(f"  {row['run']}  {row['outcome']}  {cost}", text_width(), subsequent_indent="    "))
 
 
 def _print_unpriced(folders: Sequence[RunFolder]) -> None:
     """The runs that a broken ledger cannot vouch for: that they are there, and nothing of what they cost."""
     for folder in folders:
         text = f"{folder.run} was begun {folder.created}; what it cost is not known, the ledger is broken"
-        print(textwrap.fill(text, 80))
+        print(textwrap.fill(text, text_width()))
 
 
 def _print_runs(found: Sequence[dict[str, Any]]) -> None:
     from rich.table import Table
 
-    from quietsum.cli.shared.output import figure, print_rows
+    from quietsum.cli.shared.output import figure, line_width, print_rows
     from quietsum.runs import NO_GUARANTEE
-
-    apart = "\n" if sys.stdout.isatty() else "; "
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("run", "outcome", "rounds", "guarantee", "measured"):
         table.add_column(name, justify="left", overflow="fold")
+    lines: list[tuple[str, ...]] = []
     for row in found:
         claims = [
             f"ε ≤ {figure(_number(g['epsilon']))} per {g['unit']}, δ {g['delta']:g}"
@@ -357,13 +363,19 @@ def _print_runs(found: Sequence[dict[str, Any]]) -> None:
         if row["drill"]:
             claims = ["none: a drill"]
         measured = "" if row["metric"] is None else f"{row['metric']} {row['value']:.3f}"
-        table.add_row(
-            row["run"], row["outcome"], f"{row['round']}/{row['rounds']}", apart.join(claims) or NO_GUARANTEE, measured
-        )
-    print_rows(table)
+        rounds = f"{row['round']}/{row['rounds']}"
+        lines.append((row["run"], row["outcome"], rounds, "; ".join(claims) or NO_GUARANTEE, measured))
+        table.add_row(*lines[-1])
+    if sum(max(len(line[place]) for line in lines) + 2 for place in range(5)) <= line_width():
+        print_rows(table)
+    else:  # a name is never broken, and a guarantee is read as a sentence, not as a column of three words
+        for run, outcome, rounds, claim, measured in lines:
+            head, rest = f"{run}  {outcome}", "  ".join(filter(None, (f"{rounds} rounds", measured)))
+            print(f"{head}  {rest}" if len(head) + len(rest) + 2 <= text_width() else f"{head}\n  {rest}")
+            print(textwrap.fill(claim, text_width(), initial_indent="  ", subsequent_indent="  "))
     data = dict.fromkeys(row["metric_on"] for row in found if row["metric"])
     for text in data:
-        print(textwrap.fill(f"measured on {text}", 80))
+        print(textwrap.fill(f"measured on {text}", text_width()))
 
 
 def _number(value: float | str) -> float:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from quietsum.errors import printable
 
 if TYPE_CHECKING:
-    from quietsum.ledger import Outlook
+    from quietsum.ledger import Book, Outlook
+    from quietsum.plan import PartyFacts
 
-__all__ = ["lifetime_sentences"]
+__all__ = ["lifetime_sentences", "ungated_sentences"]
 
 _NAMED = 4
 """So many parties are named in a sentence."""
@@ -41,6 +43,31 @@ def _sentence(group: list[Outlook]) -> str:
         return f"{opening} Its owner can raise it: quietsum ledger raise --unit person."
     larger = f"lifetime = {{ epsilon = {4 * one.budget.epsilon:.3g}, delta = {one.budget.delta:g} }}"
     return f"{opening} To keep room for others, state one under privacy.{one.unit} before it starts: {larger}, say."
+
+
+def ungated_sentences(parties: Iterable[PartyFacts], books: Iterable[Book]) -> list[str]:
+    """One sentence for the parties whose data the plan protects although the ledger knows it as public.
+
+    A rehearsal with ``new --public`` leaves such books: no lifetime would hold the protected run back, in silence.
+    """
+    reasons = {(book.party, book.dataset): book.public for book in books if book.budget is None and book.public}
+    found = [one for one in parties if not one.public and (one.account, one.dataset) in reasons]
+    if not found:
+        return []
+    first = found[0]
+    names = list(dict.fromkeys(printable(one.name) for one in found))
+    whose = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    where = " ".join(
+        f"--{option} {shlex.quote(value)}"
+        for option in ("party", "dataset")
+        for value in dict.fromkeys(one.account if option == "party" else one.dataset for one in found)
+    )
+    return [
+        f"The data of {whose} was declared public in this workspace "
+        f"({printable(reasons[first.account, first.dataset])}), so no lifetime budget holds this run or later ones "
+        "back. If its rows need protection, give the data another name, or set a budget before the run: "
+        f"quietsum ledger raise {where} --epsilon 4 --reason why"
+    ]
 
 
 def _percent(room: float) -> str:

@@ -34,7 +34,9 @@ __all__ = [
     "print_next",
     "print_rows",
     "print_warning",
+    "print_wide",
     "renyi_line",
+    "text_width",
 ]
 
 WIDTH = 80
@@ -52,6 +54,12 @@ def console() -> Console:
         return Console(highlight=False, emoji=False, width=stated)
     screen = Console(highlight=False, emoji=False)
     return screen if screen.width <= WIDTH else Console(highlight=False, emoji=False, width=WIDTH)
+
+
+def text_width() -> int:
+    """How long a line of words may be: what the terminal or COLUMNS leaves, 80 at most, and 80 in a pipe."""
+    width = _stated_width() or (shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH)
+    return max(_LEAST, min(WIDTH, width))
 
 
 def line_width() -> int:
@@ -79,6 +87,29 @@ def print_rows(table: Table) -> None:
         with screen.capture() as lines:
             screen.print(table)
         print("\n".join(line.rstrip() for line in lines.get().splitlines()))
+
+
+def print_wide(table: Table) -> None:
+    """Print a table whose words and unbreakable columns stay whole, also on a screen that is a little too narrow.
+
+    Where not even 80 columns would do, names are broken so that the page is not.
+    """
+    from rich.cells import cell_len
+    from rich.console import Console
+
+    screen, whole = console(), []
+    for column in table.columns:
+        cells = [str(one) for one in (column.header, *column.cells)]
+        parts = cells if column.no_wrap else [word for cell in cells for word in cell.split()]
+        whole.append(max(map(cell_len, parts), default=0))
+    least = sum(whole) + len(whole) * (table.padding[1] + table.padding[3])
+    wide = screen.width < least <= WIDTH
+    for column, width in zip(table.columns, whole, strict=True):
+        if wide:
+            column.width = width
+        elif least > screen.width:
+            column.no_wrap, column.overflow = False, "fold"
+    (Console(highlight=False, emoji=False, width=least) if wide else screen).print(table)
 
 
 def _stated_width() -> int | None:
@@ -161,7 +192,7 @@ def print_next(words: Iterable[object]) -> None:
             parts.append(word)
     lines, line = [], f"next: {_program()}"
     for part in parts:
-        if len(line) + len(part) + 3 > WIDTH:
+        if len(line) + len(part) + 3 > text_width():
             lines.append(f"{line} \\")
             line = "     "
         line = f"{line} {part}"
@@ -170,7 +201,7 @@ def print_next(words: Iterable[object]) -> None:
 
 def print_warning(text: str) -> None:
     """Print ``text`` as a warning, to standard error."""
-    print(textwrap.fill(f"warning: {text}", WIDTH), file=sys.stderr, flush=True)
+    print(textwrap.fill(f"warning: {text}", text_width()), file=sys.stderr, flush=True)
 
 
 def command(words: Iterable[object]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quietsum.cli.shared import options as opt
-from quietsum.cli.shared.output import console, print_json, print_next
+from quietsum.cli.shared.output import console, print_json, print_next, text_width
 from quietsum.errors import DataMissing, InvalidParameter
 
 if TYPE_CHECKING:
@@ -117,4 +117,8 @@ def _one(state: dict[str, Any]) -> None:
 
 
 def _paragraph(text: str, indent: str = "") -> None:
-    print(textwrap.fill(text, 80, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False))
+    print(
+        textwrap.fill(
+            text, text_width(), initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
+        )
+    )

@@ -85,7 +85,7 @@ def new(
     ranges, classes, sizes. Rows are read if --public says why they may be.
     TABLE may be a folder of pictures, class/name.png, or landmarks in an .npz.
     """
-    from quietsum.cli.shared.output import print_json, print_next
+    from quietsum.cli.shared.output import print_json, print_next, text_width
     from quietsum.plan import load_plan, template
 
     asked = of.FromOptions(
@@ -127,7 +127,7 @@ def new(
         text = (
             "no lifetime is stated, so this run would be the last one on protected data; see quietsum explain lifetime"
         )
-        print(textwrap.fill(text, 80))
+        print(textwrap.fill(text, text_width()))
     print_next(["plan", file])
 
 

@@ -89,8 +89,10 @@ def draft_samples(path: Path, asked: FromOptions) -> SamplesDraft:
 
 def say_about_samples(draft: SamplesDraft, blanks: Sequence[str]) -> None:
     """Say what was looked at, and what is left to do."""
+    from quietsum.cli.shared.output import text_width
+
     told = [draft.looked_at]
     if "holdout" not in draft.options and "held_out" not in draft.options:
         told.append("no records are declared public, so there will be no score: --holdout names some")
     for words in (*told, *(["to be filled in before it can be planned:"] if blanks else []), *blanks):
-        print(textwrap.fill(printable(words), 80, subsequent_indent="  ", break_on_hyphens=False))
+        print(textwrap.fill(printable(words), text_width(), subsequent_indent="  ", break_on_hyphens=False))

@@ -199,14 +199,18 @@ def say_about(draft: TableDraft, blanks: Sequence[str]) -> None:
     """Say what was read of the table and what is left to do."""
     import textwrap
 
+    from quietsum.cli.shared.output import text_width
     from quietsum.errors import printable
 
     def say(words: str, indent: str = "") -> None:
-        print(textwrap.fill(printable(words), 80, initial_indent=indent, subsequent_indent=indent + "  ",
+        print(textwrap.fill(printable(words), text_width(), initial_indent=indent, subsequent_indent=indent + "  ",
                             break_on_hyphens=False, break_long_words=False))  # fmt: skip
 
     if draft.public:
         say(f"rows of {draft.table} were read, since they need no protection: {draft.public}")
+        if draft.left_out:
+            names = "; ".join(f"{name} ({why})" for name, why in draft.left_out)
+            say(f"not learned from: {names}. To use one, say --declare")
     else:
         say(f"of {draft.table} the first line was read, and no row")
     if not draft.holdout and not draft.held_out:

@@ -110,8 +110,8 @@ def _show(file: Path, resolved: ResolvedPlan, task: Task, answer: Rehearsal) -> 
     from rich.table import Table
     from rich.text import Text
 
-    from quietsum.cli.shared.lifetimes import lifetime_sentences
-    from quietsum.cli.shared.output import console, layer_lines
+    from quietsum.cli.shared.lifetimes import lifetime_sentences, ungated_sentences
+    from quietsum.cli.shared.output import console, layer_lines, print_wide
     from quietsum.cli.train.plan_secure import other_ways
     from quietsum.plan import layers, predict
 
@@ -123,15 +123,16 @@ def _show(file: Path, resolved: ResolvedPlan, task: Task, answer: Rehearsal) -> 
     for name, text in _facts(resolved, task, forecast):
         table.add_row(name, Text(text))
     screen.print(Panel(table, title=f"the plan in {file.name}", title_align="left", padding=(0, 1)))
-    screen.print(_party_table(resolved, answer.books))
+    print_wide(_party_table(resolved, answer.books))
     if resolved.protected:
         print()
-        screen.print(_forecast_table(forecast, resolved))
+        print_wide(_forecast_table(forecast, resolved))
         print()
         _chart(resolved)
         told = predict(resolved)
         for sentence in (
-            *_noise_sentences(resolved), *([] if told is None else [told.sentence]), _length_sentence(resolved, task)
+            *_noise_sentences(resolved), *([] if told is None else [told.sentence]), *_kept_sentences(resolved),
+            _length_sentence(resolved, task),
         ):  # fmt: skip
             screen.print(Text(sentence))
     screen.print(Text("Layers of defence:"))
@@ -139,7 +140,7 @@ def _show(file: Path, resolved: ResolvedPlan, task: Task, answer: Rehearsal) -> 
         screen.print(Text(line), soft_wrap=True)
     for sentence in other_ways(resolved):
         screen.print(Text(sentence))
-    for sentence in lifetime_sentences(answer.outlooks):
+    for sentence in (*ungated_sentences(resolved.parties, answer.books), *lifetime_sentences(answer.outlooks)):
         screen.print(Text(sentence))
     for warning in resolved.warnings:
         screen.print(Text(f"warning: {warning}"))
@@ -263,9 +264,9 @@ def _party_table(resolved: ResolvedPlan, books: Sequence[Book]) -> Table:
     lengths = {signal.party: f"{signal.length:.3g}" for signal in resolved.signal()}
     table = Table(box=None, padding=(0, 1, 0, 0))
     for name in ("party", "dataset"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="ignore", no_wrap=True)
     for name in ("records", "rate", "steps", "noise/clip"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("budget left", overflow="fold")
     for facts in resolved.parties[:PARTIES]:
         key = (facts.account, facts.dataset)
@@ -313,7 +314,7 @@ def _forecast_table(forecast: Forecast, resolved: ResolvedPlan) -> Table:
     table.add_column("after round", justify="right")
     for guarantee in forecast.whole:
         table.add_column(f"ε per {guarantee.whom}, {guarantee.observer}", justify="right")
-    table.add_column("worst party", overflow="fold")
+    table.add_column("worst party", overflow="ignore", no_wrap=True)
     profiles = {resolved.profile_of_account(account) for account in resolved.accounts}
     differ = resolved.record_noise is not None and (len(profiles) > 1 or len(resolved.parties) == 1)
     for row in forecast.rows:
@@ -408,6 +409,19 @@ def _noise_sentences(resolved: ResolvedPlan) -> list[str]:
             '"sample".'
         )
     return [*found, told]
+
+
+def _kept_sentences(resolved: ResolvedPlan) -> list[str]:
+    """With which records the lines about noise and signal are counted, where a person's are bounded."""
+    person = resolved.plan.privacy.person
+    if person is None or resolved.record_noise is None:
+        return []
+    if person.kept < 1:
+        return [f"Counted with the {person.kept:.3g} of the declared records that max_records keeps, as declared."]
+    return [
+        f"Counted with all declared records. max_records = {person.max_records} leaves fewer where people have more, "
+        f"and the signal shrinks with them: declare the share that is left, privacy.person.kept = 0.5 say."
+    ]
 
 
 def _noise_sentence(resolved: ResolvedPlan) -> str:

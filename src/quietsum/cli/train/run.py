@@ -15,7 +15,7 @@ import typer
 
 from quietsum.cli.shared import options as opt
 from quietsum.cli.shared.logs import watch_log
-from quietsum.cli.shared.output import print_warning
+from quietsum.cli.shared.output import print_warning, text_width
 from quietsum.cli.shared.signals import Interruption
 from quietsum.cli.train.flower import (
     PATIENCE,
@@ -107,7 +107,7 @@ def run(
         interruption.check()
         if runtime.remote and not as_json:
             text = f"this coordinator's ledger is {folder.ledger}; sites pin it as coordinator.ledger"
-            print(textwrap.fill(text, 80), flush=True)
+            print(textwrap.fill(text, text_width()), flush=True)
 
     with interruption.listen():
         try:

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from quietsum.cli.shared.output import command, print_json, print_next
+from quietsum.cli.shared.output import command, print_json, print_next, text_width
 from quietsum.errors import CorruptState
 
 if TYPE_CHECKING:
@@ -23,34 +23,34 @@ __all__ = ["print_end", "print_interruption", "print_introduction"]
 
 def print_introduction(resolved: ResolvedPlan, title: str, answer: Rehearsal) -> None:
     """Print whose data, how many rounds, the budget, its noise and the lifetimes, before anything is charged."""
-    from quietsum.cli.shared.lifetimes import lifetime_sentences
+    from quietsum.cli.shared.lifetimes import lifetime_sentences, ungated_sentences
     from quietsum.runs import NO_GUARANTEE
 
     plan, limits = resolved.plan, resolved.limits
     count = len(resolved.parties)
     names = ", ".join(party.name for party in resolved.parties) if count <= 12 else f"{count:,} parties"
-    print(textwrap.fill(f"{title}: {names}; {plan.federation.rounds} rounds", 80))
+    print(textwrap.fill(f"{title}: {names}; {plan.federation.rounds} rounds", text_width()))
     if not limits:
         print(f"{NO_GUARANTEE}: the plan's style is none")
     for limit in limits:
         label = f", {resolved.label}" if resolved.label else ""
         budget = f"budget ε = {limit.figure} per {limit.unit} at δ = {limit.delta:g}"
-        print(textwrap.fill(f"{budget}; noise multiplier {resolved.noise_of(limit.unit):.4g}{label}", 80))
+        print(textwrap.fill(f"{budget}; noise multiplier {resolved.noise_of(limit.unit):.4g}{label}", text_width()))
     if resolved.secure is not None:
         chosen = resolved.secure.parameters
         text = (
             f"masked: the server sees {resolved.secure.sums} a round, of {resolved.secure.floor} parties or more; "
             f"{chosen.threshold} of {chosen.holders} must collude to unmask one update"
         )
-        print(textwrap.fill(text, 80))
+        print(textwrap.fill(text, text_width()))
     reasons = dict.fromkeys(party.public for party in resolved.parties if party.public)
     for reason in reasons:
         text = f"No lifetime budget is used: {reason}. Run it as often as you like."
-        print(textwrap.fill(text, 80))
-    for sentence in lifetime_sentences(answer.outlooks):
-        print(textwrap.fill(sentence, 80))
+        print(textwrap.fill(text, text_width()))
+    for sentence in (*ungated_sentences(resolved.parties, answer.books), *lifetime_sentences(answer.outlooks)):
+        print(textwrap.fill(sentence, text_width()))
     for warning in resolved.warnings:
-        print(textwrap.fill(f"warning: {warning}", 80))
+        print(textwrap.fill(f"warning: {warning}", text_width()))
     print()
 
 
@@ -60,7 +60,7 @@ def print_interruption(folder: RunFolder | None, where: list[str], as_json: bool
         print("stopped before the run began; nothing was charged", file=sys.stderr)
         return
     text = f"stopped: run {folder.run} is kept as its last finished round left it; what was charged stays charged"
-    print(textwrap.fill(text, 80), file=sys.stderr, flush=True)
+    print(textwrap.fill(text, text_width()), file=sys.stderr, flush=True)
     if not as_json:
         print_next(["run", "--resume", folder.run, *again, *where])
 
@@ -73,9 +73,9 @@ def print_end(done: Run, place: Workspace, where: list[str], as_json: bool, agai
         return code
     print()
     for sentence in values["sentences"]:
-        print(textwrap.fill(sentence, 80), end="\n\n")
+        print(textwrap.fill(sentence, text_width()), end="\n\n")
     for warning in values["warnings"]:
-        print(textwrap.fill(f"warning: {warning}", 80), end="\n\n")
+        print(textwrap.fill(f"warning: {warning}", text_width()), end="\n\n")
     _print_scores(values)
     print(f"wrote {done.path / 'report.html'}")
     _print_alerts(done, place, where)
@@ -83,7 +83,7 @@ def print_end(done: Run, place: Workspace, where: list[str], as_json: bool, agai
     if done.error is None:
         print_next(["show", done.name, *where])
         return code
-    print(textwrap.fill(f"stopped after round {done.rounds}: {done.error}", 80), file=sys.stderr)
+    print(textwrap.fill(f"stopped after round {done.rounds}: {done.error}", text_width()), file=sys.stderr)
     if done.outcome == "budget":
         print_next(["ledger", "show", *where])
     else:
@@ -104,7 +104,7 @@ def _print_alerts(done: Run, place: Workspace, where: list[str]) -> None:
         before = sum(one is not None and one.severity is not Severity.NOTICE for one in logged) - count
         more += f", and {before} before it was resumed" if before > 0 else ""
     text, see = f"alerts: {count}{more}; see", command(["alerts", done.name, *where])
-    print(f"{text} {see}" if len(text) + len(see) < 80 else f"{text}\n  {see}")
+    print(f"{text} {see}" if len(text) + len(see) < text_width() else f"{text}\n  {see}")
 
 
 def _print_rejections(database: Path) -> None:
@@ -133,5 +133,5 @@ def _print_scores(values: Mapping[str, Any]) -> None:
     for label, score in rows.items():
         print(f"  {label:<{width}}  {score:.3f}")
     if values.get("verdict"):
-        print(textwrap.fill(values["verdict"], 80))
+        print(textwrap.fill(values["verdict"], text_width()))
     print()

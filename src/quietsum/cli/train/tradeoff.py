@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quietsum.cli.shared import options as opt
-from quietsum.cli.shared.output import figure, print_json, print_next
+from quietsum.cli.shared.output import figure, print_json, print_next, text_width
 from quietsum.errors import InvalidParameter, printable
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ def tradeoff(
         check_picture(svg)
     work = trainable_task(task)
     if not quiet:
-        print(textwrap.fill(f"{printable(work.title)}: {work.size} records.", 80))
-        print(textwrap.fill(f"No lifetime budget is used: {work.public}.", 80))
+        print(textwrap.fill(f"{printable(work.title)}: {work.size} records.", text_width()))
+        print(textwrap.fill(f"No lifetime budget is used: {work.public}.", text_width()))
     outcomes = _run(jobs, count, quiet)
     found = analyze_privacy_utility_tradeoff(outcomes)
     costs = _costs(work, found, delta, epochs, tried)
@@ -119,7 +119,7 @@ def _run(jobs: list[Job], workers: int, quiet: bool) -> list[Outcome]:
         if not quiet:
             what = "without privacy" if job.epsilon is None else f"ε {job.epsilon:g} per record"
             line = f"{len(found):>3}/{len(jobs)}  {what:<22} seed {job.seed:<3} {first.metric} {first.value:.4f}"
-            print(line[:80], flush=True)
+            print(line[: text_width()], flush=True)
 
     if workers == 1:
         run_here(jobs, report)
@@ -213,4 +213,4 @@ def _line(cells: tuple[str, ...], widths: tuple[int, ...]) -> str:
 
 
 def _paragraph(text: str) -> None:
-    print(textwrap.fill(text, 80, break_on_hyphens=False))
+    print(textwrap.fill(text, text_width(), break_on_hyphens=False))

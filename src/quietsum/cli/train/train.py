@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quietsum.cli.shared import options as opt
-from quietsum.cli.shared.output import bounds, facts, print_json, print_next
+from quietsum.cli.shared.output import bounds, facts, print_json, print_next, text_width
 from quietsum.errors import InvalidParameter, QuietsumError, printable
 from quietsum.files import write_atomically
 
@@ -192,14 +192,14 @@ def _go(
         alerts=alerts, audit=None if chosen.get("audit") is None else Canaries(count=chosen["audit"]),
     )  # fmt: skip
     if not as_json:
-        print(textwrap.fill(f"{printable(work.title)}: {work.size} records; scores stand on {where}", 80))
+        print(textwrap.fill(f"{printable(work.title)}: {work.size} records; scores stand on {where}", text_width()))
         if work.public:
-            print(textwrap.fill(f"No lifetime budget is used: {work.public}.", 80))
+            print(textwrap.fill(f"No lifetime budget is used: {work.public}.", text_width()))
         if chosen.get("audit") is not None:
             _print_canaries(chosen["audit"], work.size)
         print(f"run {run}" + (" goes on after its last checkpoint" if resume else ""))
     if config.noise == "secure" and (told := uncovered_norms(model)):
-        print(textwrap.fill(f"warning: {told}", 80), file=sys.stderr)
+        print(textwrap.fill(f"warning: {told}", text_width()), file=sys.stderr)
     records = work.records()
     if resume is None:
         folder = place.path / "training" / run
@@ -228,10 +228,13 @@ def _print_canaries(count: int, size: int) -> None:
     """What canaries cost: half of them are in, each one more row."""
     share = count / 2 / max(1, size)
     text = f"For an audit it carries {count} canaries: about {100 * share:.1f} % more rows; ε stays what it is."
-    print(textwrap.fill(text, 80))
+    print(textwrap.fill(text, text_width()))
     if share > 0.05:
         fitting = f"{size // 10} would be at most a twentieth"
-        print(textwrap.fill(f"warning: that is more than a twentieth of the work; {fitting}", 80), file=sys.stderr)
+        print(
+            textwrap.fill(f"warning: that is more than a twentieth of the work; {fitting}", text_width()),
+            file=sys.stderr,
+        )
 
 
 def _people(work: TorchTask, most: int | None) -> Any:
@@ -305,9 +308,10 @@ class _Screen:
         line = progress_line(epoch)
         last = epoch.epoch == epoch.epochs
         if self._live:
-            print(f"\r{line[:80]:<80}", end="\n" if last else "", flush=True)
+            width = text_width()
+            print(f"\r{line[:width]:<{width}}", end="\n" if last else "", flush=True)
         elif last or epoch.epoch % max(1, epoch.epochs // 10) == 0:
-            print(textwrap.shorten(line, 80, placeholder=" …"))
+            print(textwrap.shorten(line, text_width(), placeholder=" …"))
 
 
 def _finish(
@@ -346,17 +350,21 @@ def _finish(
         if person.epsilon < guarantee.epsilon:
             print("No person takes the place of one who leaves, so it costs less than one record.")
     for name, text in facts(guarantee):
-        print(textwrap.fill(f"{name:<11} {text}", 80, subsequent_indent=" " * 12))
+        print(textwrap.fill(f"{name:<11} {text}", text_width(), subsequent_indent=" " * 12))
     steps = f"{plan.steps} of {plan.expected_batch:g} expected records, noise multiplier "
     print(f"{'steps':<11} {steps}{plan.stages[0].noise_multiplier:.4g}")
-    print(textwrap.fill(f"{'engine':<11} {trainer.engine}", 80, subsequent_indent=" " * 12))
+    print(textwrap.fill(f"{'engine':<11} {trainer.engine}", text_width(), subsequent_indent=" " * 12))
     for warning in dict.fromkeys((*guarantee.warnings, *(() if person is None else person.warnings))):
-        print(textwrap.fill(f"{'warning':<11} {warning}", 80, subsequent_indent=" " * 12))
+        print(textwrap.fill(f"{'warning':<11} {warning}", text_width(), subsequent_indent=" " * 12))
     for one in scores:
         beside = f", {one['chance']:.4f} by chance" if "chance" in one else ""
-        print(textwrap.fill(f"{one['name']:<11} {one['value']:.4f} on {where}{beside}", 80, subsequent_indent=" " * 12))
+        print(
+            textwrap.fill(
+                f"{one['name']:<11} {one['value']:.4f} on {where}{beside}", text_width(), subsequent_indent=" " * 12
+            )
+        )
     if verdict:
-        print(textwrap.fill(verdict, 80))
+        print(textwrap.fill(verdict, text_width()))
     print(f"wrote {model}")
     place_option = [] if workspace is None else ["--workspace", workspace]
     print_next(["show", run, *place_option] if trainer.canaries is None else ["audit", run, *place_option])

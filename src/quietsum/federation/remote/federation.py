@@ -178,7 +178,7 @@ class RemoteFederation(Federation):
             if self._roster is not None and facts.name not in self._roster:
                 known = ", ".join(sorted(self._roster)) or "no party"
                 raise PlanRefused(
-                    f"party {facts.name!r} is not in the roster, which knows {known}; add it: quietsum keys add"
+                    f"party {facts.name!r} is not in the roster, which knows {known}; add it: quietsum keys admit"
                 )
         simulate = resolved.plan.federation.simulate
         if simulate.drop_outs or simulate.stragglers or simulate.refusing:

@@ -7,6 +7,7 @@ it costs memory, and examples go through in chunks.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, final
 
@@ -30,6 +31,14 @@ from quietsum.learning.engines.recurrent import unroll
 __all__ = ["NotBatchable", "VmapEngine"]
 
 _TORCH_FUNC = ("vmap", "torch.func", "functorch", "Batching rule", "setup_context")  # its own complaints
+
+
+def hush() -> None:
+    """Leave out what torch says on each call of an operation through which it carries one example at a time."""
+    warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
+
+
+hush()
 
 
 class NotBatchable(InvalidParameter):

@@ -535,12 +535,16 @@ class ResolvedPlan:
         return self.facts_of(party).size / self._records
 
     def signal(self) -> tuple[Signal, ...]:
-        """Noise against signal of records for each party, then for the average of all (party ""); () without it."""
+        """Noise against signal of records for each party, then for the average of all (party ""); () without it.
+
+        Where people's records are bounded, the signal is that of the share that the plan says is ``kept``.
+        """
         if self.record_noise is None:
             return ()
         share = 1 / math.sqrt(self.secure.honest) if self._records_in_shares and self.secure is not None else 1.0
         noise = share * (self.noise_multiplier or 0.0)
-        alone = {facts.name: noise / self.batch_of(facts.name) for facts in self.parties}
+        kept = self.plan.privacy.person.kept if self.plan.privacy.person is not None else 1.0
+        alone = {facts.name: noise / (kept * self.batch_of(facts.name)) for facts in self.parties}
         together = math.sqrt(sum((self.weight_of(party) * own) ** 2 for party, own in alone.items()))
         root = math.sqrt(self.dimension)
         return tuple(

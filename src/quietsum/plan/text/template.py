@@ -299,6 +299,7 @@ def _records(chosen: Defaults, preset: str | None, shared: bool) -> list[str]:
         lines += [
             f"# What a whole {name} pays, for at most so many of its records:",
             f"{'' if chosen.promises_person else '# '}person = {{ id = {json.dumps(name)}, max_records = {most} }}",
+            "# kept = 0.3 in its braces: the share of all records that this leaves, if known",
         ]
     return lines
 

@@ -362,6 +362,10 @@ class HeartTask:
         ill = probabilities(params, features)
         return np.stack([1 - ill, ill], axis=1)
 
+    def layers(self, params: Floats) -> list[tuple[Floats, Floats, str]]:
+        """One layer with one score, the log-odds of being ill."""
+        return [(np.asarray(params, dtype=np.float64)[None], np.zeros(1), "")]
+
     def encode_file(self, path: Path) -> Floats:
         """The features of patients in a table with the used columns of :data:`COLUMNS`; NaN where a value is missing.
 

@@ -34,6 +34,7 @@ MOST_CATEGORIES: Final = 50
 _MARKS: Final = (",", ";", "\t", "|")
 _HOW: Final = 'write "age=number 0..120", "ward=category north south", "patient=identifier" or "note=ignore"'
 _RANGE: Final = re.compile(r"(?P<low>[-+0-9.eE]+)\.\.(?P<high>[-+0-9.eE]+)")
+_DATE: Final = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}")
 _MISSING: Final = frozenset({"", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?"})
 
 
@@ -111,6 +112,8 @@ class TableDraft:
     holdout: str = ""
     holdout_public: str = ""
     stated: str = ""
+    left_out: tuple[tuple[str, str], ...] = ()
+    """Columns whose public rows show neither a range nor a few values, each with why; no option of the plan."""
 
     @property
     def task(self) -> str:
@@ -122,6 +125,8 @@ class TableDraft:
         found: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if field.name == "left_out":
+                continue
             if field.default is dataclasses.MISSING or value != field.default or field.name == "model":
                 found[field.name] = value
         return found
@@ -327,9 +332,14 @@ def fill_from_public_rows(draft: TableDraft, path: Path, reason: str, *, held_ou
     """
     found = _texts(path, draft)
     stated = [dict(column) for column in draft.columns]
-    columns = [
-        filled for column in stated if (filled := _fill_column(column, found[str(column["name"])], draft.decimal))
-    ]
+    columns, left_out = [], []
+    for column in stated:
+        name = str(column["name"])
+        filled = _fill_column(dict(column), found[name], draft.decimal)
+        if filled is None:
+            left_out.append((name, _why_not(found[name])))
+        else:
+            columns.append(filled)
     label = _fill_column(dict(draft.label), found[str(draft.label["name"])], draft.decimal, few=MOST_CATEGORIES)
     if label is None or (label["kind"] == "category" and len(label["categories"]) < 2):
         problem = "has too many values for classes, and they are no numbers" if label is None else "has one value only"
@@ -347,7 +357,7 @@ def fill_from_public_rows(draft: TableDraft, path: Path, reason: str, *, held_ou
     )
     return dataclasses.replace(
         draft, columns=tuple(columns), label=label, sites=sites, public=reason, held_out=held_out,
-        stated="read off rows that need no protection",
+        stated="read off rows that need no protection", left_out=tuple(left_out),
     )  # fmt: skip
 
 
@@ -382,6 +392,17 @@ def _fill_column(
     if not 1 < len(values) <= few or not all(text.isprintable() for text in values):
         return None
     return {**column, "kind": "category", "categories": sorted(values)}
+
+
+def _why_not(texts: Sequence[str]) -> str:
+    """Why a column of public rows is no feature by itself."""
+    values = {text.strip() for text in texts if text.strip() not in _MISSING}
+    if len(values) < 2:
+        return "one value in every row" if values else "empty"
+    if len(values) <= MOST_CATEGORIES:
+        return "values that cannot be printed"
+    dates = sum(bool(_DATE.match(value)) for value in values)
+    return "dates" if dates >= 0.9 * len(values) else f"{len(values):,} different values, more than {MOST_CATEGORIES}"
 
 
 def _number(text: str, decimal: str) -> float | None:

@@ -93,6 +93,13 @@ class RowModel:
         chance = 0.5 * (1 + np.tanh(0.5 * scores))
         return np.concatenate([1 - chance, chance], axis=1)
 
+    def layers(self, params: Floats) -> list[tuple[Floats, Floats, str]]:
+        """Weights, bias and what follows, layer by layer: the same scores for other programs."""
+        first, last = self._parts(params)
+        if not self.hidden:
+            return [(last, np.zeros(len(last)), "")]
+        return [(first, np.zeros(len(first)), "tanh"), (last[:, :-1], last[:, -1], "")]
+
     def gradients(self, params: Floats, features: Floats, labels: Floats) -> Floats:
         """One gradient per row, (n, dimension); NaN for a row without a label."""
         _, last = self._parts(params)

@@ -275,6 +275,16 @@ class TableTask:
         found = self.network.answers(params, features)
         return found if self.encoding.classes else self.encoding.in_units(found)
 
+    def layers(self, params: Floats) -> list[tuple[Floats, Floats, str]]:
+        """The model layer by layer, on encoded rows: scores of the classes, or the number in its own units."""
+        found = self.network.layers(params)
+        if self.encoding.classes:
+            return found
+        weights, bias, _ = found[-1]
+        low, high = self.encoding.in_units(np.array([-1.0, 1.0])).tolist()
+        units = (np.array([[(high - low) / 2]]), np.array([(high + low) / 2]), "")
+        return [*found[:-1], (weights, bias, "clip"), units]
+
 
 @final
 class _Held:
