@@ -14,9 +14,11 @@ after Goodfellow 2015 and Li et al. 2022. The formulas stand in :mod:`quietsum.l
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 import torch
@@ -47,7 +49,14 @@ from quietsum.learning.engines.protocol import (
 from quietsum.learning.engines.recurrent import unroll
 from quietsum.learning.engines.tied import join
 from quietsum.learning.engines.tracing import slots_of
-from quietsum.learning.engines.trial import few_of, refuse_rule, replayed, same_gradients, same_losses
+from quietsum.learning.engines.trial import (
+    few_of,
+    refuse_rule,
+    replayed,
+    same_gradients,
+    same_losses,
+    sound_first,
+)
 from quietsum.learning.engines.vmap import NotBatchable, VmapEngine
 
 __all__ = ["AutoEngine", "BookkeepingEngine"]
@@ -87,6 +96,9 @@ class BookkeepingEngine:
         self._norms: Tensor | None = None
         self._kept_whole: set[str] = set()
         self._problem: NotCovered | None = None
+        self._compiled = any(
+            "_orig_mod" in module._modules or module._compiled_call_impl is not None for module in model.modules()
+        )
 
     @property
     def name(self) -> str:
@@ -133,7 +145,7 @@ class BookkeepingEngine:
     # ---------------------------------------------------------------------------------------- one piece
 
     def _block(self, batch: Batch, rows: int) -> Block:
-        with torch.enable_grad():
+        with torch.enable_grad(), self._eagerly():
             if self._looks < _LOOKS and self._checked and rows > 1:
                 self._look(batch, rows)
                 self._looks += 1
@@ -146,6 +158,10 @@ class BookkeepingEngine:
         del losses, edges
         with torch.no_grad():
             return self._settle(gradients, rows)
+
+    def _eagerly(self) -> AbstractContextManager[Any]:
+        """A compiled model runs as it was written: no notes can be taken inside of a compiled graph."""
+        return torch.compiler.set_stance("force_eager") if self._compiled else contextlib.nullcontext()
 
     def _uses(self, gradients: deque[Tensor | None], rows: int) -> list[tuple[tuple[int, ...], Use]]:
         """What each set of parameters contributes. Takes the gradients out of the queue."""
@@ -238,12 +254,10 @@ class BookkeepingEngine:
     def _try_out(self, batch: Batch, sharing: bool) -> None:
         """Losses, gradients and norms of a few examples against torch's; which tensors hold the examples' rows."""
         heard: list[Any] = []
-        with torch.no_grad():  # examples with a gradient that is finite show something
+        with torch.no_grad():  # the first few that are not broken
             some = few_of(batch, min(len(batch[0]), 64))
             losses = replayed(functools.partial(losses_of, self._loss, self._model, some, len(some[0])), some)
-            batch = tuple(
-                part[torch.isfinite(losses).argsort(descending=True, stable=True).to(part.device)] for part in some
-            )
+            batch = sound_first(some, losses)
         problem = NotCovered("what all examples share is used in another way for another number of them")
         for count in (2, 3, 5):
             few = few_of(batch, count)

@@ -23,7 +23,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.learning.engines.broadcast import NotCovered
 from quietsum.learning.engines.protocol import Batch, joint_norm
 
-__all__ = ["few_of", "refuse_rule", "replayed", "same_gradients", "same_losses"]
+__all__ = ["few_of", "refuse_rule", "replayed", "same_gradients", "same_losses", "sound_first"]
 
 _APART = {torch.float64: 1e-8, torch.float32: 1e-3}
 _APART_HALF = 0.1
@@ -33,6 +33,16 @@ def few_of(batch: Batch, count: int) -> Batch:
     """So many rows, the first ones, again and again where there are not enough."""
     places = torch.arange(count) % len(batch[0])
     return tuple(part[places.to(part.device)] for part in batch)
+
+
+def sound_first(batch: Batch, losses: Tensor) -> Batch:
+    """The same rows, those without a NaN or an infinity first: broken ones show nothing."""
+    sound = torch.isfinite(losses)
+    for part in batch:
+        if part.is_floating_point():
+            sound = sound & torch.isfinite(part.flatten(1) if part.dim() > 1 else part[:, None]).all(1)
+    order = sound.to(torch.int8).argsort(descending=True, stable=True)
+    return tuple(part[order.to(part.device)] for part in batch)
 
 
 def replayed(run: Callable[[], Tensor], batch: Batch) -> Tensor:
