@@ -83,6 +83,8 @@ LAYERS: dict[str, tuple[nn.Module, Tensor]] = {
     "group norm": (seeded(nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(20, 3)), numbers(4, 5)),
     "group norm without positions": (seeded(nn.GroupNorm(2, 4), nn.Linear(4, 3)), numbers(4)),
     "layer norm": (seeded(nn.LayerNorm(5), nn.Linear(5, 3)), numbers(4, 5)),
+    "rms norm": (seeded(nn.RMSNorm(5, eps=0.1), nn.Linear(5, 3)), numbers(4, 5)),
+    "rms norm over two dimensions": (seeded(nn.RMSNorm([4, 5]), nn.Flatten(), nn.Linear(20, 3)), numbers(4, 5)),
     "layer norm over two dimensions": (seeded(nn.LayerNorm([4, 5]), nn.Flatten(), nn.Linear(20, 3)), numbers(4, 5)),
     "instance norm": (seeded(nn.InstanceNorm2d(4, affine=True), nn.Flatten(), nn.Linear(24, 3)), numbers(4, 2, 3)),
     "gru": (seeded(nn.GRU(4, 5, batch_first=True)), numbers(6, 4)),
@@ -272,6 +274,7 @@ class Sometimes(nn.Module):
         (Tied(functional=False), tokens(6)),
         (Graph(), numbers(4, 3)),
         (Attention(batch_first=True), numbers(5, 4)),
+        (Positions(), numbers(ROWS, 4)),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -287,12 +290,11 @@ def test_repeated_tied_and_unknown_parameters_equal_the_loop(model: nn.Module, x
     [
         (Tied(functional=True), tokens(6), "table.weight is used outside"),
         (SkippedInput(), numbers(4), "layer.weight is used outside"),
-        (Positions(), numbers(ROWS, 4), "examples in its first dimension"),
         (Attention(batch_first=False), numbers(ROWS, 4), "examples in its first dimension"),
         (nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 3), nn.Unflatten(0, (-1, 5))), numbers(5, 4), "first dimension"),
         (nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), numbers(4), "first dimension"),
     ],
-    ids=["functional tie", "input of itself", "positions", "time first", "flattened", "weight norm"],
+    ids=["functional tie", "input of itself", "time first", "flattened", "weight norm"],
 )
 def test_what_the_books_would_miss_is_refused_and_auto_falls_back_saying_why(
     model: nn.Module, x: Tensor, reason: str

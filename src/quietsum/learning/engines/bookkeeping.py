@@ -14,8 +14,11 @@ after Goodfellow 2015 and Li et al. 2022. The formulas stand in :mod:`quietsum.l
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 import torch
@@ -24,9 +27,10 @@ from torch import Tensor, nn
 from quietsum.errors import InvalidParameter
 from quietsum.learning.clipping import Clip
 from quietsum.learning.engines.batch_mixing import NORMS, mixing_now, refuse_mixing
+from quietsum.learning.engines.broadcast import Broadcast, NewPath, NotCovered, RowPlan
 from quietsum.learning.engines.completeness import find_unaccounted
 from quietsum.learning.engines.dense import stacks_in
-from quietsum.learning.engines.layers import InstanceUse, Use
+from quietsum.learning.engines.layers import Use
 from quietsum.learning.engines.naive import NaiveEngine
 from quietsum.learning.engines.protocol import (
     Batch,
@@ -43,7 +47,16 @@ from quietsum.learning.engines.protocol import (
     trainable,
 )
 from quietsum.learning.engines.recurrent import unroll
-from quietsum.learning.engines.tracing import NotCovered, slots_of
+from quietsum.learning.engines.tied import join
+from quietsum.learning.engines.tracing import slots_of
+from quietsum.learning.engines.trial import (
+    few_of,
+    refuse_rule,
+    replayed,
+    same_gradients,
+    same_losses,
+    sound_first,
+)
 from quietsum.learning.engines.vmap import NotBatchable, VmapEngine
 
 __all__ = ["AutoEngine", "BookkeepingEngine"]
@@ -66,7 +79,8 @@ class BookkeepingEngine:
         self._groups = clip.groups(names)
         self._group_of = group_of(self._groups, len(names))
         self._names = names
-        self._slots = slots_of(model, {id(p): number for number, p in enumerate(self._parameters)})
+        self._plan = RowPlan()
+        self._slots = slots_of(model, {id(p): number for number, p in enumerate(self._parameters)}, self._plan)
         self._by_step = {(id(slot.module), slot.weight): slot for slot in self._slots if slot.weight}
         owners = [number for slot in self._slots for number in slot.parameters]
         self._shared = {number for number in owners if owners.count(number) > 1}
@@ -75,9 +89,16 @@ class BookkeepingEngine:
         self._stacks = stacks_in(model, self._slots)
         stacked = {id(slot) for stack in self._stacks for slot in stack.slots}
         self._loose = [slot for slot in self._whole if id(slot) not in stacked]
+        self._handed = [slot for slot in self._slots if slot.local and not slot.whole]
+        self._ways = [True, False] if self._handed else [False, True]  # whether shared tensors get rows
         self._checked: set[tuple[int, ...]] = set()
         self._looks = 0
         self._norms: Tensor | None = None
+        self._kept_whole: set[str] = set()
+        self._problem: NotCovered | None = None
+        self._compiled = any(
+            "_orig_mod" in module._modules or module._compiled_call_impl is not None for module in model.modules()
+        )
 
     @property
     def name(self) -> str:
@@ -87,7 +108,7 @@ class BookkeepingEngine:
     @property
     def why(self) -> str:
         """Why this engine, and which modules it had to treat one by one."""
-        local = [slot.label for slot in self._slots if slot.local]
+        local = [slot.label for slot in self._slots if slot.local and not slot.direct]
         if not local:
             return "every trainable layer is known, so one backward pass is enough"
         return f"most layers are known; per-example gradients by vmap for {', '.join(local)}"
@@ -124,15 +145,11 @@ class BookkeepingEngine:
     # ---------------------------------------------------------------------------------------- one piece
 
     def _block(self, batch: Batch, rows: int) -> Block:
-        with torch.enable_grad():
+        with torch.enable_grad(), self._eagerly():
             if self._looks < _LOOKS and self._checked and rows > 1:
-                self._refuse_moved_rows(self._forward(batch, rows, graph=True), rows)
+                self._look(batch, rows)
                 self._looks += 1
-            losses = self._run(batch, rows)
-            path = tuple([slot.count for slot in self._slots])
-            if path not in self._checked:
-                losses = self._check(batch, rows)
-                self._checked.add(path)
+            losses = self._losses(batch, rows)
             edges: list[Any] = [out for stack in self._stacks for out in stack.outs()]
             edges += [edge for slot in self._slots for call in slot.calls for edge in call.edges]
             if not edges:
@@ -142,30 +159,41 @@ class BookkeepingEngine:
         with torch.no_grad():
             return self._settle(gradients, rows)
 
-    def _settle(self, gradients: deque[Tensor | None], rows: int) -> Block:
-        """Norms, factors, weighted sums. Takes the gradients out of the queue, so that memory is freed on the way."""
+    def _eagerly(self) -> AbstractContextManager[Any]:
+        """A compiled model runs as it was written: no notes can be taken inside of a compiled graph."""
+        return torch.compiler.set_stance("force_eager") if self._compiled else contextlib.nullcontext()
+
+    def _uses(self, gradients: deque[Tensor | None], rows: int) -> list[tuple[tuple[int, ...], Use]]:
+        """What each set of parameters contributes. Takes the gradients out of the queue."""
         uses = [use for stack in self._stacks for use in stack.uses(gradients, rows)]
         for slot in self._slots:
             use = slot.use(gradients, rows) if slot.calls else None
             if use is not None:
                 uses.append((slot.parameters, use))
-        if self._shared:
-            uses = _join(uses, self._shared)
+        return join(uses, self._shared) if self._shared else uses
+
+    def _settle(self, gradients: deque[Tensor | None], rows: int) -> Block:
+        """Norms, factors, weighted sums; memory is freed on the way."""
+        uses = self._uses(gradients, rows)
         norms = self._norms_of(uses, rows)
         factors, bad = safe_factors(self._clip, norms)
         columns = [factors.view(-1)] if len(self._groups) == 1 else list(factors.t().contiguous().unbind())
+        for _, use in uses if bad is not None else ():
+            use.drop(bad)  # type: ignore[arg-type]
+        return self._weigh(uses, columns), norms
+
+    def _weigh(self, uses: list[tuple[tuple[int, ...], Use]], columns: Sequence[Tensor]) -> list[Tensor]:
+        """Σ_i c_i times the gradient of example i, for each parameter; ``columns`` are the c_i of each group."""
         sums: list[Tensor | None] = [None] * len(self._parameters)
         while uses:
             numbers, use = uses.pop()
-            if bad is not None:
-                use.drop(bad)
             parts = use.weigh([columns[self._group_of[k]] for k in numbers])
             for number, part in zip(numbers, parts, strict=True):
                 sums[number] = part
         return [
             torch.zeros_like(p) if part is None else part if part.dtype is p.dtype else part.to(p.dtype)
             for p, part in zip(self._parameters, sums, strict=True)
-        ], norms
+        ]
 
     def _norms_of(self, uses: Sequence[tuple[tuple[int, ...], Use]], rows: int) -> Tensor:
         """(n, groups) norms from those of the parameters."""
@@ -180,6 +208,106 @@ class BookkeepingEngine:
         blank = [self._parameters[0].new_zeros(rows)]
         return torch.stack([joint_norm(group or blank, order) for group in measured], 1)
 
+    # ------------------------------------------------------------------------------- the way of a batch
+
+    def _losses(self, batch: Batch, rows: int) -> Tensor:
+        """The losses of a run whose notes are complete: on a path that is known, or is tried and checked now."""
+        if self._checked:
+            try:
+                losses = self._run(batch, rows)
+                if tuple([slot.count for slot in self._slots]) in self._checked:
+                    return losses
+            except (NewPath, NotCovered):
+                if not self._plan.active:
+                    raise
+        while self._ways:
+            try:
+                return self._go(self._ways[0], batch, rows)
+            except NotCovered as problem:
+                if self._ways[0] and self._hand_out_less(str(problem)):
+                    continue
+                if self._problem is None or not self._ways[0]:
+                    self._problem = problem
+                self._ways.pop(0)
+                self._checked.clear()
+        raise self._problem or NotCovered("it is used in ways that cannot be followed")
+
+    def _go(self, sharing: bool, batch: Batch, rows: int) -> Tensor:
+        """Try one way on a few examples, then check it on the batch."""
+        self._plan.active = sharing
+        for slot in self._handed:
+            slot.direct = sharing and slot.label not in self._kept_whole
+        if sharing or any(slot.checked for slot in self._slots):
+            self._try_out(batch, sharing)
+        losses = self._check(batch, rows)
+        self._checked.add(tuple([slot.count for slot in self._slots]))
+        return losses
+
+    def _hand_out_less(self, problem: str) -> bool:
+        """Treat modules of the kind that is named in a refusal on their own, or all; whether that is something new."""
+        handed = [slot for slot in self._handed if slot.direct]
+        named = {type(slot.module) for slot in handed if slot.label in problem}
+        fewer = {slot.label for slot in handed if not named or type(slot.module) in named}
+        self._kept_whole |= fewer
+        return bool(fewer)
+
+    def _try_out(self, batch: Batch, sharing: bool) -> None:
+        """Losses, gradients and norms of a few examples against torch's; which tensors hold the examples' rows."""
+        heard: list[Any] = []
+        with torch.no_grad():  # the first few that are not broken
+            some = few_of(batch, min(len(batch[0]), 64))
+            losses = replayed(functools.partial(losses_of, self._loss, self._model, some, len(some[0])), some)
+            batch = sound_first(some, losses)
+        problem = NotCovered("what all examples share is used in another way for another number of them")
+        for count in (2, 3, 5):
+            few = few_of(batch, count)
+            plain = replayed(functools.partial(losses_of, self._loss, self._model, few, count), few)
+            self._plan.learning = True
+            try:
+                ours = replayed(functools.partial(self._forward, few, count, graph=True), few)
+                if not same_losses(ours, plain):
+                    raise NotCovered("what all examples share changes the losses if it has rows")
+                said = list(self._plan.seen)
+                if sharing and said not in heard:
+                    heard.append(said)
+                    continue
+                self._compare(ours, plain, count)
+                self._plan.keep(said)
+                return
+            except (InvalidParameter, torch.OutOfMemoryError):
+                raise
+            except NotCovered as found:
+                problem = found
+            except Exception as found:
+                reason = next(iter(str(found).splitlines()), type(found).__name__)
+                problem = NotCovered(f"what all examples share cannot be followed ({reason})")
+            finally:
+                self._plan.learning = False
+        raise problem
+
+    def _compare(self, ours: Tensor, plain: Tensor, rows: int) -> None:
+        edges = [edge for slot in self._slots for call in slot.calls for edge in call.edges]
+        if not edges:
+            return
+        gradients: deque[Tensor | None] = deque(torch.autograd.grad(ours.sum(), edges, allow_unused=True))
+        with torch.no_grad():
+            uses = self._uses(gradients, rows)
+            norms = self._norms_of(uses, rows)
+        whole = joint_norm(list(norms.unbind(1)), self._clip.order)
+
+        def weigh(row: int) -> list[Tensor]:
+            one = torch.zeros(rows, dtype=norms.dtype, device=norms.device)
+            one[row] = 1
+            with torch.no_grad():
+                return self._weigh(list(uses), [one] * len(self._groups))
+
+        wrong = same_gradients(plain, self._parameters, weigh, whole, self._clip.order)
+        if wrong is not None:
+            for slot in self._slots:
+                if slot.checked and wrong in slot.parameters:
+                    raise refuse_rule(type(slot.module).__name__)
+            raise NotCovered(f"the gradient of {self._names[wrong]} is another one by the books than by torch")
+
     # ------------------------------------------------------------------------------------------ watching
 
     def _run(self, batch: Batch, rows: int) -> Tensor:
@@ -193,7 +321,8 @@ class BookkeepingEngine:
 
     def _forward(self, batch: Batch, rows: int, *, graph: bool = False) -> Tensor:
         """The losses, with notes in the slots; ``graph``: everything by torch, so that its graph can be walked."""
-        stacks, slots = ([], self._whole) if graph else (self._stacks, self._loose)
+        stacks, slots = ([], self._whole) if graph or self._plan.active else (self._stacks, self._loose)
+        self._plan.begin(rows)
         for slot in self._slots:
             slot.begin()
         for stack in self._stacks:
@@ -204,9 +333,13 @@ class BookkeepingEngine:
             stack.lend()
         try:
             if not self._by_step:
-                return losses_of(self._loss, self._model, batch, rows)
-            with unroll(self._model, self._step):
-                return losses_of(self._loss, self._model, batch, rows)
+                losses = losses_of(self._loss, self._model, batch, rows)
+            else:
+                with unroll(self._model, self._step):
+                    losses = losses_of(self._loss, self._model, batch, rows)
+            if type(losses) is Broadcast:
+                raise NotCovered(f"the losses do not depend on the examples, only on {losses.label}")
+            return losses
         finally:
             for stack in stacks:
                 stack.take_back()
@@ -239,6 +372,14 @@ class BookkeepingEngine:
         self._refuse_moved_rows(losses, rows)
         return losses
 
+    def _look(self, batch: Batch, rows: int) -> None:
+        try:
+            self._refuse_moved_rows(self._forward(batch, rows, graph=True), rows)
+        except (NewPath, NotCovered):
+            if not self._plan.active:
+                raise
+            self._checked.clear()  # another way is looked for
+
     def _refuse_moved_rows(self, losses: Tensor, rows: int) -> None:
         """Whether the loss of an example reaches each layer in that example's row alone, for the first and the last."""
         places = [(slot.label, call, edge) for slot in self._slots for call in slot.calls for edge in call.edges]
@@ -266,21 +407,6 @@ class BookkeepingEngine:
             for (label, call, _), part in zip(places, found, strict=True):
                 if part is not None and (part.dim() == 0 or len(call.at_output(part)) != rows):
                     raise NotCovered(f"{label} does not have the examples in its first dimension")
-
-
-def _join(uses: Sequence[tuple[tuple[int, ...], Use]], shared: set[int]) -> list[tuple[tuple[int, ...], Use]]:
-    """Tied parameters: the norm is that of the sum over all owners, so their gradients are built and added."""
-    kept: list[tuple[tuple[int, ...], Use]] = []
-    whole: dict[int, Tensor] = {}
-    for numbers, use in uses:
-        if not shared & set(numbers):
-            kept.append((numbers, use))
-            continue
-        for number, part in zip(numbers, use.instances(), strict=True):
-            whole[number] = whole[number] + part if number in whole else part
-    if whole:
-        kept.append((tuple(whole), InstanceUse(list(whole.values()))))
-    return kept
 
 
 @final

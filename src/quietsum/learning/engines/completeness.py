@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from quietsum.learning.engines.broadcast import Broadcast, NotCovered
 from quietsum.learning.engines.tracing import Slot
 
 __all__ = ["find_unaccounted"]
@@ -34,7 +35,12 @@ def find_unaccounted(losses: Tensor, slots: Sequence[Slot], parameters: Sequence
         for following, _ in node.next_functions:
             if following is None:
                 continue
-            number = numbers.get(id(getattr(following, "variable", None)))
+            variable = getattr(following, "variable", None)
+            if type(variable) is Broadcast:  # its rows were passed by
+                raise NotCovered(
+                    f"{variable.label} is shared by all examples and used in a way that cannot be followed"
+                )
+            number = numbers.get(id(variable))
             if number is not None:
                 consumers.setdefault(number, set()).add(node)
             else:

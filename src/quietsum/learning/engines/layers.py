@@ -25,7 +25,19 @@ from torch import Tensor
 
 from quietsum.learning.engines.protocol import flat_rows
 
-__all__ = ["EmbeddingUse", "Entries", "InstanceUse", "MatrixUse", "OuterUse", "Room", "Use", "affine_use", "plan_for"]
+__all__ = [
+    "EmbeddingUse",
+    "Entries",
+    "InstanceUse",
+    "MatrixUse",
+    "OuterUse",
+    "Room",
+    "SeveralUses",
+    "SharedLookupUse",
+    "Use",
+    "affine_use",
+    "plan_for",
+]
 
 Entries: TypeAlias = Sequence[tuple[Tensor, Tensor]]
 """Per call of a layer: what came in, and the gradient at what went out."""
@@ -87,10 +99,14 @@ def ghost_norms(a: Tensor, g: Tensor) -> Tensor:
 
 
 def _ghost_piece(a: Tensor, g: Tensor) -> Tensor:
-    left, right = torch.bmm(a, a.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2))
-    lengths = _lengths(left).clamp_(min=floor(a)).mul_(_lengths(right).clamp_(min=floor(g))).sum(1)
+    return norms_from_products(torch.bmm(a, a.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2)))
+
+
+def norms_from_products(left: Tensor, right: Tensor) -> Tensor:
+    """‖Σ_t g_t a_tᵀ‖ from the products a_t·a_s and g_t·g_s, (n, t, t) each; ``left`` is written to."""
+    lengths = _lengths(left).clamp_(min=floor(left)).mul_(_lengths(right).clamp_(min=floor(right))).sum(1)
     squared = left.mul_(right).sum((1, 2))
-    doubt = lengths.square_() * _unit(a)
+    doubt = lengths.square_() * _unit(left)
     return torch.where(squared > _DOUBT * doubt, squared, squared.clamp(min=0) + doubt).sqrt_()
 
 
@@ -168,6 +184,14 @@ class OuterUse:
         weight = torch.linalg.vector_norm(self._a, order, 1).clamp_(min=floor(self._a)).mul_(back)
         return [weight, back] if self._bias else [weight]
 
+    def pair(self) -> tuple[Tensor, Tensor]:
+        """(n, 1, in) and (n, 1, out)."""
+        return self._a[:, None], self._g[:, None]
+
+    def apart(self) -> tuple[Use, Use]:
+        """Weight and bias on their own."""
+        return OuterUse(self._a, self._g, weight=True, bias=False), InstanceUse([self._g])
+
     def instances(self) -> list[Tensor]:
         """See :class:`Use`."""
         found = [self._g[:, :, None] * self._a[:, None, :]] if self._weight else []
@@ -219,6 +243,15 @@ class MatrixUse:
         self._kept = self._room.take("kept", (rows, g.shape[2], a.shape[2]), a)
         torch.bmm(g.transpose(1, 2), a, out=self._kept)
         return per_example(self._kept, order)
+
+    def pair(self) -> tuple[Tensor, Tensor]:
+        """(n, t, in) and (n, t, out)."""
+        return self._a, self._g
+
+    def apart(self) -> tuple[Use, Use]:
+        """Weight and bias on their own."""
+        assert self._summed is not None
+        return MatrixUse(self._a, self._g, weight=True, bias=False, room=self._room), InstanceUse([self._summed])
 
     def instances(self) -> list[Tensor]:
         """See :class:`Use`."""
@@ -308,6 +341,10 @@ class EmbeddingUse:
             g = g.masked_fill((tokens == padding)[:, :, None], 0)
         self._tokens, self._g, self._shape = tokens, g, shape
 
+    def looked_up(self) -> tuple[Tensor, Tensor]:
+        """Tokens (n, t) and gradients (n, t, d)."""
+        return self._tokens, self._g
+
     def norms(self, order: int) -> list[Tensor]:
         """See :class:`Use`."""
         rows, positions = self._tokens.shape
@@ -338,3 +375,64 @@ class EmbeddingUse:
         table = self._g.new_zeros(self._shape)
         scaled = (self._g * factors[0][:, None, None]).flatten(0, 1)
         return [table.index_add_(0, self._tokens.flatten(), scaled)]
+
+
+@final
+class SharedLookupUse:
+    """A table from which all examples take the same rows, as positions do: tokens (t,) and gradients (n, t, d).
+
+    Σ of the g_t of equal tokens is every example's gradient at that row of the table, and no other row has one.
+    """
+
+    __slots__ = ("_rows", "_shape", "_summed")
+
+    def __init__(self, tokens: Tensor, g: Tensor, *, shape: torch.Size, padding: int | None) -> None:
+        if padding is not None:
+            g = g.masked_fill((tokens == padding)[:, None], 0)
+        self._rows, places = torch.unique(tokens, return_inverse=True)
+        self._summed = g.new_zeros((len(g), len(self._rows), g.shape[2])).index_add_(1, places, g)
+        self._shape = shape
+
+    def norms(self, order: int) -> list[Tensor]:
+        """See :class:`Use`."""
+        return [per_example(self._summed, order)]
+
+    def instances(self) -> list[Tensor]:
+        """See :class:`Use`."""
+        return [self._summed.new_zeros((len(self._summed), *self._shape)).index_copy_(1, self._rows, self._summed)]
+
+    def drop(self, bad: Tensor) -> None:
+        """See :class:`Use`."""
+        self._summed = _erase(self._summed, bad)
+
+    def weigh(self, factors: Sequence[Tensor]) -> list[Tensor]:
+        """See :class:`Use`."""
+        table = self._summed.new_zeros(self._shape)
+        return [table.index_copy_(0, self._rows, _weigh(factors[0], self._summed))]
+
+
+@final
+class SeveralUses:
+    """Parameters of one layer that are accounted for one by one, each in its own way."""
+
+    __slots__ = ("each",)
+
+    def __init__(self, each: Sequence[Use]) -> None:
+        self.each = each
+
+    def norms(self, order: int) -> list[Tensor]:
+        """See :class:`Use`."""
+        return [norm for use in self.each for norm in use.norms(order)]
+
+    def instances(self) -> list[Tensor]:
+        """See :class:`Use`."""
+        return [part for use in self.each for part in use.instances()]
+
+    def drop(self, bad: Tensor) -> None:
+        """See :class:`Use`."""
+        for use in self.each:
+            use.drop(bad)
+
+    def weigh(self, factors: Sequence[Tensor]) -> list[Tensor]:
+        """See :class:`Use`."""
+        return [part for use, factor in zip(self.each, factors, strict=True) for part in use.weigh([factor])]

@@ -18,25 +18,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from quietsum.learning.engines import layers
-from quietsum.learning.engines.convolution import ConvolutionUse, Geometry
+from quietsum.learning.engines.broadcast import Broadcast, NotCovered, RowPlan
 from quietsum.learning.engines.layers import Entries, Use
 from quietsum.learning.engines.recurrent import can_unroll, names_in
+from quietsum.learning.engines.rules import builder_for, is_own, linear
 
 __all__ = ["NotCovered", "Slot", "slots_of"]
 
 _HALF = (torch.float16, torch.bfloat16)
-_INSTANCE_DIMS = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
-
-
-class NotCovered(Exception):
-    """The books of this model cannot be complete; the message says why."""
 
 
 class Call(NamedTuple):
@@ -67,12 +61,19 @@ class Slot:
     weight: str  # which of a recurrent module's Linear steps; "" for whole modules
     parameters: tuple[int, ...]
     build: Callable[[Entries, int], Use]
+    plan: RowPlan
+    names: tuple[str, ...] = ()  # of the parameters, in the module
+    free: bool = False  # any number of positions may lie between examples and features
+    checked: bool = False  # the rule is somebody's own, and is compared with torch's gradients
     local: bool = False
+    whole: bool = False  # a module with all its children
+    direct: bool = False  # its parameters are handed out with a row for each example
     tracing: bool = False
     lent: Any = None
     count: int = 0  # how often it ran
     calls: list[Call] = dataclasses.field(default_factory=list)
     observe: Callable[..., Any] | None = None
+    kept: dict[str, nn.Parameter] = dataclasses.field(default_factory=dict)
     following: list[list[bool]] = dataclasses.field(default_factory=list)  # per call and argument, of local ones
 
     def begin(self) -> None:
@@ -126,23 +127,35 @@ class Slot:
                 continue
             if any(part.dim() == 0 or part.shape[0] != rows for part in found):
                 raise NotCovered(f"{self.label} does not have the examples in its first dimension")
-            if self.local:
+            if self.direct:
+                entries.append((given, found[0].float() if found[0].dtype in _HALF else found[0]))
+            elif self.local:
                 entries.append(((given, self._rowwise(number, given, rows), call.buffers or {}), mine))
             else:
                 entries.append((given, found[0] if found[0].dtype not in _HALF else found[0].float()))
         self.begin()
+        if self.direct:
+            return self._handed_out(entries, rows) if entries else None
         return self.build(entries, rows) if entries else None
+
+    def _handed_out(self, entries: Sequence[tuple[str, Tensor]], rows: int) -> Use:
+        """The gradients at the rows of the parameters are every example's own."""
+        found = dict(entries)
+        blank = [(name, getattr(self.module, name)) for name in self.names]
+        return layers.InstanceUse(
+            [found[name] if name in found else p.new_zeros((rows, *p.shape)) for name, p in blank]
+        )
 
     # --------------------------------------------------------------- which arguments hold one row per example
 
     def learn(self, few: int) -> None:
         """Note, after a run on ``few`` rows, which arguments may hold one row per example: those of that length."""
-        if self.local:
+        if self.local and not self.direct:
             self.following = [[_long(leaf, few) for leaf in tree_flatten(call.given)[0]] for call in self.calls]
 
     def confirm(self, rows: int) -> None:
         """After a run on another number of rows: those that followed do, the others are the same for all examples."""
-        if self.local:
+        if self.local and not self.direct:
             seen = [[_long(leaf, rows) for leaf in tree_flatten(call.given)[0]] for call in self.calls]
             if [len(leaves) for leaves in seen] != [len(leaves) for leaves in self.following]:
                 raise NotCovered(f"{self.label} is called differently for another number of examples")
@@ -161,6 +174,9 @@ class Slot:
 
     def lend(self) -> None:
         """From now on the module notes what it is given and what it returns."""
+        if self.direct:
+            self._hand_out()
+            return
         lent = self.module.__dict__.get("forward")
         if self.observe is None or lent is not self.lent:
             self.lent, self.observe = lent, self._watch(self.module.forward)
@@ -170,6 +186,8 @@ class Slot:
         if self.local:
 
             def observe(*args: Any, **kwargs: Any) -> Any:
+                if self.plan.active and any(type(leaf) is Broadcast for leaf in tree_flatten((args, kwargs))[0]):
+                    raise NotCovered(f"{self.label} is given what all examples share")
                 buffers = {name: buffer.detach().clone() for name, buffer in self.module.named_buffers()}
                 out = run(*args, **kwargs)
                 self.note((args, kwargs), out, buffers)
@@ -177,14 +195,77 @@ class Slot:
         else:
 
             def observe(*args: Any, **kwargs: Any) -> Any:
+                given = args[0] if args else next(iter(kwargs.values()))
+                if self.plan.active and self._shared(given):
+                    return self._once(run, given, args, kwargs)
                 out = run(*args, **kwargs)
-                self.note(args[0] if args else next(iter(kwargs.values())), out)
+                self.note(given, out)
                 return out
 
         return observe
 
+    def _shared(self, given: Any) -> bool:
+        """Whether this call is given what all examples share."""
+        if type(given) is Broadcast:
+            return True
+        return (
+            self.free
+            and isinstance(given, Tensor)
+            and given.dim() > 0
+            and not self.plan.decide("call", [len(given)])[0]
+        )
+
+    def _once(self, run: Callable[..., Any], given: Tensor, args: Any, kwargs: Any) -> Any:
+        """One call for all examples: the rows of its output are noted when something asks for them."""
+        if not self.free or not torch.is_grad_enabled() or len(args) + len(kwargs) != 1:
+            raise NotCovered(f"{self.label} is given what all examples share")
+        self.count += 1
+        if type(given) is Broadcast:
+            shared: Broadcast = given
+            with torch.no_grad():
+                plain = run(shared.plain)
+
+            def make() -> Tensor:
+                rows = shared.rows_of_it()
+                out: Tensor = run(rows)
+                self._note_rows(rows, out)
+                return out
+        else:
+            plain = run(given)
+            if given.requires_grad:
+                raise NotCovered(f"{self.label} is given what all examples share and other parameters made")
+
+            def make() -> Tensor:
+                out: Tensor = plain.expand(self.plan.rows, *plain.shape)
+                self._note_rows(given.expand(self.plan.rows, *given.shape), out)
+                return out
+
+        return Broadcast.over(plain, make, self.label, self.plan)
+
+    def _note_rows(self, given: Tensor, out: Tensor) -> None:
+        before = [given.grad_fn] if given.grad_fn is not None else []
+        self.calls.append(Call(given, [get_gradient_edge(out)], given._version, before))
+
+    def _hand_out(self) -> None:
+        """In place of each parameter stands one that looks the same and has a row for each example."""
+        own: dict[str, Any] = self.module._parameters
+        self.kept = {name: own[name] for name in self.names}
+        for name, parameter in self.kept.items():
+            own[name] = Broadcast.over(
+                parameter, functools.partial(self._rows_of, name, parameter), self.label, self.plan
+            )
+
+    def _rows_of(self, name: str, parameter: nn.Parameter) -> Tensor:
+        self.count += 1
+        rows = parameter.expand(self.plan.rows, *parameter.shape)
+        self.calls.append(Call(name, [get_gradient_edge(rows)], 0, []))
+        return rows
+
     def take_back(self) -> None:
         """The module is as it was."""
+        if self.direct:
+            self.module._parameters.update(self.kept)
+            return
         if self.lent is None:
             self.module.__dict__.pop("forward", None)
         else:
@@ -195,7 +276,7 @@ def _long(leaf: Any, rows: int) -> bool:
     return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == rows
 
 
-def slots_of(model: nn.Module, positions: dict[int, int]) -> list[Slot]:
+def slots_of(model: nn.Module, positions: dict[int, int], plan: RowPlan) -> list[Slot]:
     """A slot for everything that owns trainable parameters; ``positions`` maps id(parameter) to its number."""
     found: list[Slot] = []
     inside: set[int] = set()
@@ -210,134 +291,30 @@ def slots_of(model: nn.Module, positions: dict[int, int]) -> list[Slot]:
         if not own:
             continue
         if can_unroll(module):
-            found.extend(_recurrent(module, label, positions))
+            found.extend(_recurrent(module, label, positions, plan))
             continue
-        rule = _rule(module, {n for n, _ in own}) if not whole else None
+        known = builder_for(module, {n for n, _ in own}) if not whole else None
         numbers = tuple(positions[id(p)] for _, p in own)
-        if rule is not None:
-            found.append(Slot(label, module, "", numbers, rule))
+        names = tuple(n for n, _ in own)
+        if known is not None:
+            build, free = known
+            found.append(Slot(label, module, "", numbers, build, plan, names, free=free, checked=is_own(module)))
         else:
-            names = [n for n, _ in own]
-            found.append(Slot(label, module, "", numbers, _Local(module, names, label), local=True))
+            local = _Local(module, names, label)
+            found.append(Slot(label, module, "", numbers, local, plan, names, local=True, whole=whole))
     return found
 
 
-def _recurrent(module: nn.Module, label: str, positions: dict[int, int]) -> Iterable[Slot]:
+def _recurrent(module: nn.Module, label: str, positions: dict[int, int], plan: RowPlan) -> Iterable[Slot]:
     for weight, bias in names_in(module):
         pair = [getattr(module, name, None) for name in (weight, bias)]
         trained = [part is not None and part.requires_grad for part in pair]
         numbers = tuple(positions[id(p)] for p, t in zip(pair, trained, strict=True) if t)
         if numbers:
-            yield Slot(f"{label}.{weight}", module, weight, numbers, _linear(*trained))
+            yield Slot(f"{label}.{weight}", module, weight, numbers, linear(*trained), plan)
 
 
-# --------------------------------------------------------------------------------------------- the rules
-
-
-def _rule(module: Any, own: set[str]) -> Callable[[Entries, int], Use] | None:
-    """How a module of known type is accounted for, None for an unknown one."""
-    if not own <= {"weight", "bias"} or not {n for n in module._parameters} <= {"weight", "bias"}:
-        return None
-    forward, weight, bias = type(module).forward, "weight" in own, "bias" in own
-    if module._parameters.get("weight") is None:
-        return None
-    if forward is nn.Linear.forward:
-        return _linear(weight, bias)
-    if forward in (nn.Conv1d.forward, nn.Conv2d.forward):
-        return _convolution(module, weight, bias)
-    if forward is nn.Embedding.forward:
-        return _embedding(module)
-    if forward is nn.LayerNorm.forward:
-        return _layer_norm(module, weight, bias)
-    if forward is nn.GroupNorm.forward:
-        return _channel_norm(module, weight, bias, lambda x: F.group_norm(x, module.num_groups, eps=module.eps), 0)
-    if type(module) in _INSTANCE_DIMS and not module.track_running_stats:
-        dims = _INSTANCE_DIMS[type(module)]
-        return _channel_norm(module, weight, bias, lambda x: F.instance_norm(x, eps=module.eps), dims)
-    return None
-
-
-def _linear(weight: bool, bias: bool) -> Callable[[Entries, int], Use]:
-    room = layers.Room()
-
-    def build(entries: Entries, rows: int) -> Use:
-        if len(entries) == 1:
-            a, g = entries[0]
-            if a.dim() == 2:
-                return layers.OuterUse(a if a.dtype is g.dtype else a.to(g.dtype), g, weight=weight, bias=bias)
-            a, g = a.reshape(rows, -1, a.shape[-1]), g.reshape(rows, -1, g.shape[-1])
-        elif all(a.dim() == 2 for a, _ in entries):
-            a, g = (_stack(room, f"stack {side}", [pair[side] for pair in entries]) for side in (0, 1))
-        else:
-            a = torch.cat([a.reshape(rows, -1, a.shape[-1]) for a, _ in entries], 1)
-            g = torch.cat([g.reshape(rows, -1, g.shape[-1]) for _, g in entries], 1)
-        return layers.MatrixUse(a.to(g.dtype), g, weight=weight, bias=bias, room=room)
-
-    return build
-
-
-def _stack(room: layers.Room, name: str, parts: Sequence[Tensor]) -> Tensor:
-    """(n, calls, features) of several calls, laid out call by call; steps of one sequence lie there already."""
-    first, second = parts[0], parts[1]
-    base, strides = first._base, first.stride()
-    apart = second.storage_offset() - first.storage_offset()
-    if base is not None and apart > 0:
-        places = range(first.storage_offset(), first.storage_offset() + len(parts) * apart, apart)
-        if all(
-            part._base is base
-            and part.storage_offset() == place
-            and part.stride() == strides
-            and part.shape == first.shape
-            for part, place in zip(parts, places, strict=True)
-        ):
-            shape = (len(first), len(parts), first.shape[1])
-            return first.detach().as_strided(shape, (strides[0], apart, strides[1]))
-    whole = room.take(name, (len(parts), *parts[0].shape), parts[0].detach())
-    torch.stack([part.detach() for part in parts], 0, out=whole)
-    return whole.transpose(0, 1)
-
-
-def _convolution(module: nn.Conv1d | nn.Conv2d, weight: bool, bias: bool) -> Callable[[Entries, int], Use]:
-    geometry, dims, room = Geometry(module), module.weight.dim(), layers.Room()
-
-    def build(entries: Entries, rows: int) -> Use:
-        if any(x.dim() != dims for x, _ in entries):
-            raise NotCovered(f"a {type(module).__name__} was given an example without a batch dimension")
-        return ConvolutionUse(module, geometry, entries, weight=weight, bias=bias, room=room)
-
-    return build
-
-
-def _embedding(module: nn.Embedding) -> Callable[[Entries, int], Use]:
-    def build(entries: Entries, rows: int) -> Use:
-        tokens = torch.cat([t.reshape(rows, -1) for t, _ in entries], 1)
-        g = torch.cat([g.reshape(rows, -1, g.shape[-1]) for _, g in entries], 1)
-        return layers.EmbeddingUse(tokens, g, shape=module.weight.shape, padding=module.padding_idx)
-
-    return build
-
-
-def _layer_norm(module: nn.LayerNorm, weight: bool, bias: bool) -> Callable[[Entries, int], Use]:
-    shape = torch.Size(module.normalized_shape)
-
-    def build(entries: Entries, rows: int) -> Use:
-        if any(x.dim() <= len(shape) for x, _ in entries):
-            raise NotCovered("a LayerNorm normalises over the examples' dimension")
-        normalise = functools.partial(F.layer_norm, normalized_shape=shape, eps=module.eps)
-        return layers.affine_use(entries, normalise, shape=shape, weight=weight, bias=bias)
-
-    return build
-
-
-def _channel_norm(
-    module: nn.GroupNorm | _InstanceNorm, weight: bool, bias: bool, normalise: Callable[[Tensor], Tensor], dims: int
-) -> Callable[[Entries, int], Use]:
-    def build(entries: Entries, rows: int) -> Use:
-        if dims and any(x.dim() != dims for x, _ in entries):
-            raise NotCovered(f"a {type(module).__name__} was given an example without a batch dimension")
-        return layers.affine_use(entries, normalise, shape=None, weight=weight, bias=bias)
-
-    return build
+# ------------------------------------------------------------------------------------- modules on their own
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,0 +1,144 @@
+"""One matrix with several jobs: the table of an embedding that is the output layer too.
+
+Clipping asks for the norm of the *sum* of what all uses contribute, so their norms cannot simply be added: with G₁ from
+the lookups and G₂ from the output layer, ‖G₁ + G₂‖² = ‖G₁‖² + ‖G₂‖² + 2⟨G₁, G₂⟩. Both are sums over positions of a
+vector over the table's rows times a vector of its width,
+
+    lookup of token k:  e_k g ᵀ          output layer:  d h ᵀ          (d: gradient at the logits, h: what came in)
+
+so all positions of all uses line up, and the ghost norm of :mod:`quietsum.learning.engines.layers` holds for the sum,
+cross term included: Σ_st (u_s·u_t)(v_s·v_t). The product of e_k with e_l is whether the tokens are equal, and that with
+d is its entry at k, so no vector as long as the vocabulary is made for a lookup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from quietsum.learning.engines.layers import (
+    EmbeddingUse,
+    InstanceUse,
+    MatrixUse,
+    OuterUse,
+    SeveralUses,
+    Use,
+    norms_from_products,
+    per_example,
+    plan_for,
+    row_pieces,
+)
+
+__all__ = ["join"]
+
+Noted = tuple[tuple[int, ...], Use]
+
+
+def join(uses: Sequence[Noted], shared: set[int]) -> list[Noted]:
+    """The same uses, with those of each parameter in ``shared`` made one, so that its norm is that of the sum."""
+    kept: list[Noted] = []
+    parts: dict[int, list[Use]] = {}
+    for numbers, use in uses:
+        if shared & set(numbers):
+            for number, part in zip(numbers, _one_by_one(use, len(numbers)), strict=True):
+                parts.setdefault(number, []).append(part)
+        else:
+            kept.append((numbers, use))
+    for number, each in parts.items():
+        if len(each) == 1:
+            kept.append(((number,), each[0]))
+        elif all(isinstance(use, EmbeddingUse | MatrixUse | OuterUse) for use in each):
+            kept.append(((number,), TiedUse(each)))
+        else:
+            kept.append(((number,), InstanceUse([_summed(each)])))
+    return kept
+
+
+def _one_by_one(use: Use, count: int) -> list[Use]:
+    """A use of several parameters as uses of one."""
+    if count == 1:
+        return [use]
+    if isinstance(use, OuterUse | MatrixUse):
+        return list(use.apart())
+    if isinstance(use, SeveralUses):
+        return list(use.each)
+    return [InstanceUse([part]) for part in use.instances()]
+
+
+def _summed(each: Sequence[Use]) -> Tensor:
+    total = each[0].instances()[0]
+    for use in each[1:]:
+        total = total + use.instances()[0]
+    return total
+
+
+@final
+class TiedUse:
+    """Lookups in a table (v, d) and products with it, in one batch."""
+
+    __slots__ = ("_each", "_kept")
+
+    def __init__(self, each: Sequence[Use]) -> None:
+        self._each = each
+        self._kept: Tensor | None = None
+
+    def norms(self, order: int) -> list[Tensor]:
+        """See :class:`quietsum.learning.engines.layers.Use`."""
+        looked = [use.looked_up() for use in self._each if isinstance(use, EmbeddingUse)]
+        made = [use.pair() for use in self._each if isinstance(use, MatrixUse | OuterUse)]
+        width = [g for _, g in looked] + [a for a, _ in made]
+        rows, positions = len(width[0]), sum(part.shape[1] for part in width)
+        high = made[0][1].shape[2] if made else positions  # lookups alone: each position has its own row at most
+        plan = plan_for(rows, positions, width[0].shape[2], high, width[0].element_size())
+        if order != 2 or (made and plan == "keep"):
+            self._kept = _summed(self._each)
+            return [per_example(self._kept, order)]
+        starts = row_pieces(rows, 2 * positions * positions * width[0].element_size(), width[0].device.type)
+        found = []
+        for start in starts:
+            cut = slice(start, start + starts.step)
+            right = torch.cat([part[cut].to(width[0].dtype) for part in width], 1)
+            left = _over_the_table(
+                [tokens[cut] for tokens, _ in looked], [g[cut].to(right.dtype) for _, g in made], right
+            )
+            found.append(norms_from_products(left, torch.bmm(right, right.transpose(1, 2))))
+        return [torch.cat(found)]
+
+    def instances(self) -> list[Tensor]:
+        """See :class:`quietsum.learning.engines.layers.Use`."""
+        return [_summed(self._each)]
+
+    def drop(self, bad: Tensor) -> None:
+        """See :class:`quietsum.learning.engines.layers.Use`."""
+        for use in self._each:
+            use.drop(bad)
+        if self._kept is not None:
+            self._kept = self._kept.masked_fill(bad[:, None, None], 0)
+
+    def weigh(self, factors: Sequence[Tensor]) -> list[Tensor]:
+        """See :class:`quietsum.learning.engines.layers.Use`."""
+        if self._kept is not None:
+            return InstanceUse([self._kept]).weigh(factors)
+        total = self._each[0].weigh(factors)[0]
+        for use in self._each[1:]:
+            total = total + use.weigh(factors)[0]
+        return [total]
+
+
+def _over_the_table(looked: Sequence[Tensor], made: Sequence[Tensor], like: Tensor) -> Tensor:
+    """u_s·u_t for all positions, where u is a token's unit vector or a gradient at the logits: (n, s, t)."""
+    tokens = torch.cat(list(looked), 1) if looked else None
+    logits = torch.cat(list(made), 1) if made else None
+    if tokens is None:
+        assert logits is not None
+        return torch.bmm(logits, logits.transpose(1, 2))
+    same = (tokens[:, :, None] == tokens[:, None, :]).to(like.dtype)
+    if logits is None:
+        return same
+    met = logits.gather(2, tokens[:, None, :].expand(-1, logits.shape[1], -1))
+    above = torch.cat([same, met.transpose(1, 2)], 2)
+    below = torch.cat([met, torch.bmm(logits, logits.transpose(1, 2))], 2)
+    return torch.cat([above, below], 1)

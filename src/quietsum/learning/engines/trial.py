@@ -1,0 +1,105 @@
+"""The books on trial: a few examples, their gradients by the books and by torch one after another.
+
+What the engine cannot know by reading a model is tried on the first batch and on every new path: that a rule somebody
+added gives torch's gradients, and that tensors which all examples share may be handed out with a row for each. Both are
+facts about every single example, so both are checked on every single one of a few:
+
+    the losses                the same as without any bookkeeping
+    gradient of example i     by the books with the weights (0, …, 1, …, 0), against torch.autograd.grad of loss i
+    norm of example i         not below torch's
+
+The same random numbers are drawn on both sides. A difference raises, and nothing is trained on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from quietsum.errors import InvalidParameter
+from quietsum.learning.engines.broadcast import NotCovered
+from quietsum.learning.engines.protocol import Batch, joint_norm
+
+__all__ = ["few_of", "refuse_rule", "replayed", "same_gradients", "same_losses", "sound_first"]
+
+_APART = {torch.float64: 1e-8, torch.float32: 1e-3}
+_APART_HALF = 0.1
+
+
+def few_of(batch: Batch, count: int) -> Batch:
+    """So many rows, the first ones, again and again where there are not enough."""
+    places = torch.arange(count) % len(batch[0])
+    return tuple(part[places.to(part.device)] for part in batch)
+
+
+def sound_first(batch: Batch, losses: Tensor) -> Batch:
+    """The same rows, those without a NaN or an infinity first: broken ones show nothing."""
+    sound = torch.isfinite(losses)
+    for part in batch:
+        if part.is_floating_point():
+            sound = sound & torch.isfinite(part.flatten(1) if part.dim() > 1 else part[:, None]).all(1)
+    order = sound.to(torch.int8).argsort(descending=True, stable=True)
+    return tuple(part[order.to(part.device)] for part in batch)
+
+
+def replayed(run: Callable[[], Tensor], batch: Batch) -> Tensor:
+    """The losses with the same random numbers every time; torch's own generators go on as if nothing had been drawn."""
+    devices = sorted({part.device.index or 0 for part in batch if part.is_cuda})
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(0)
+        return run()
+
+
+def _within(losses: Tensor) -> float:
+    half = torch.is_autocast_enabled(losses.device.type)
+    return _APART_HALF if half else _APART.get(losses.dtype, _APART_HALF)
+
+
+def same_losses(ours: Tensor, plain: Tensor) -> bool:
+    """Up to rounding; NaN is NaN."""
+    within = _within(plain)
+    return bool(torch.isclose(ours, plain, rtol=within, atol=within, equal_nan=True).all())
+
+
+def same_gradients(
+    plain: Tensor,
+    parameters: Sequence[Tensor],
+    weigh: Callable[[int], Sequence[Tensor]],
+    norms: Tensor,
+    order: int,
+) -> int | None:
+    """The number of the first parameter whose gradient for some example is another one by the books; None: all agree.
+
+    ``plain`` are the losses without bookkeeping; ``weigh(i)`` is the gradient of example i by the books, ``norms``
+    what they say of its norm. Raises :class:`NotCovered` if no example has a finite gradient, or for a norm too small.
+    """
+    within, judged = _within(plain), 0
+    for row in range(len(plain)):
+        found = torch.autograd.grad(
+            plain[row], parameters, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        sizes = joint_norm([torch.linalg.vector_norm(part.float(), ord=order).double()[None] for part in found], order)
+        whole = float(sizes)
+        if not math.isfinite(whole):
+            continue
+        judged += 1
+        for number, (one, two) in enumerate(zip(weigh(row), found, strict=True)):
+            apart = float(torch.linalg.vector_norm(one.double() - two.double()))
+            if not apart <= within * (float(torch.linalg.vector_norm(two.double())) + 1e-3 * whole):
+                return number
+        if not float(norms[row]) >= whole * (1 - max(within, 1e-5)):
+            raise NotCovered("the norm of an example is smaller by the books than by torch")
+    if not judged:
+        raise NotCovered("no example of the first batch has a finite gradient, so the books cannot be tried")
+    return None
+
+
+def refuse_rule(layer: str) -> InvalidParameter:
+    """What a rule of somebody's own deserves that gives other gradients than torch."""
+    problem = "gives other gradients of single examples than torch.autograd does"
+    return InvalidParameter(
+        "rule", layer, problem, "correct the rule, or take it away: the layer is served without one"
+    )
