@@ -49,7 +49,8 @@ class Chart:
     The legend states where each line ends; with a ``note``, which an SVG shows below the legend, it does not.
 
     ``x_marks`` are the ticks of the x axis where they are stated. ``y_from_zero`` keeps differences honest; scores that
-    all lie close together need it off to be distinguished. With ``share`` no y is above 1 or below 0: error bars are cut there, and a point beyond is refused.
+    all lie close together need it off to be distinguished. With ``share`` no y is
+    above 1 or below 0: error bars are cut there, and a point beyond is refused.
     """
 
     title: str
