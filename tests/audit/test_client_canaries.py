@@ -164,7 +164,7 @@ def test_coins_that_all_fall_alike_leave_an_audit_that_concludes_nothing(all_in:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._rng, name)
 
-    found = audit_clients(plan(sampling=EVERYONE), canaries=50, rng=Alike())  # type: ignore[arg-type]
+    found = audit_clients(plan(sampling=EVERYONE), canaries=50, rng=Alike())
     assert found.tests.included == 50 * all_in and found.estimate is None
     assert found.conclusion is (Conclusion.CONSISTENT if all_in else Conclusion.INCONCLUSIVE)
 
