@@ -150,6 +150,25 @@ def test_few_canaries_and_rounds_are_inconclusive() -> None:
     assert "record" not in told and "batch" not in told and "a clip of the whole cohort" in told
 
 
+@pytest.mark.parametrize("all_in", [True, False])
+def test_coins_that_all_fall_alike_leave_an_audit_that_concludes_nothing(all_in: bool) -> None:
+    class Alike:
+        for_tests = True
+
+        def __init__(self) -> None:
+            self._rng = randomness_for_tests(7)
+
+        def coins(self, rate: float, count: int) -> Any:
+            return np.full(count, all_in)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._rng, name)
+
+    found = audit_clients(plan(sampling=EVERYONE), canaries=50, rng=Alike())
+    assert found.tests.included == 50 * all_in and found.estimate is None
+    assert found.conclusion is (Conclusion.CONSISTENT if all_in else Conclusion.INCONCLUSIVE)
+
+
 def test_the_estimate_is_near_the_claim_where_everybody_is_in_every_round() -> None:
     """The sum of T releases then tells all: N(T, T σ²) and N(0, T σ²), which is what the claim prices."""
     found = audit(plan(sampling=EVERYONE, noise=4.0))
