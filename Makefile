@@ -64,6 +64,7 @@ changelog: .venv/test.stamp
 	$(BIN)/python -m towncrier build --draft --version next
 
 clean:
+	rm -rf docs/reference/commands docs/reference/rooms
 	rm -rf .venv build .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
 .venv/venv.stamp:

@@ -2,7 +2,7 @@
 
 ``python run_notebook.py FILE``: all cells share one namespace, and the value of a last expression is shown by its
 ``_repr_html_`` if it has one, else by its repr. The first error ends the process. It stands in for Jupyter, which would
-bring some thirty libraries into the tests to execute three files (decision 53).
+bring 27 libraries into the tests to execute three files (decision 53).
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ from html import escape, unescape
 
 __all__ = ["show_picture", "show_table"]
 
+_CELL = "text-align: left; padding: 0.1em 1.2em 0.1em 0"
+
 
 def show_table(
     title: str,
@@ -30,14 +32,17 @@ def show_table(
 
     ``notes`` are sentences below the table, and ``picture`` is an SVG below these. Nothing is shortened.
     """
-    parts = ['<table style="border-collapse: collapse">', f"<caption><b>{escape(title)}</b></caption>"]
+    parts = [
+        '<table style="border-collapse: collapse">',
+        f'<caption style="text-align: left"><b>{escape(title)}</b></caption>',
+    ]
     if heads:
-        cells = "".join(f'<th scope="col" style="text-align: left">{escape(name)}</th>' for name in heads)
+        cells = "".join(f'<th scope="col" style="{_CELL}">{escape(name)}</th>' for name in heads)
         parts.append(f"<thead><tr>{cells}</tr></thead>")
     parts.append("<tbody>")
     for name, *values in rows:
-        cells = "".join(f'<td style="text-align: left">{escape(value)}</td>' for value in values)
-        parts.append(f'<tr><th scope="row" style="text-align: left">{escape(name)}</th>{cells}</tr>')
+        cells = "".join(f'<td style="{_CELL}">{escape(value)}</td>' for value in values)
+        parts.append(f'<tr><th scope="row" style="{_CELL}">{escape(name)}</th>{cells}</tr>')
     parts += ["</tbody></table>", *(f"<p>{escape(note)}</p>" for note in notes)]
     return "".join([*parts, show_picture(picture) if picture else ""])
 

@@ -39,6 +39,20 @@ def test_str_says_both_bounds_the_unit_the_observer_the_relation_and_the_method(
     )
 
 
+@given(st.floats(1e-300, 1e300), st.floats(0, 1))
+def test_str_rounds_an_upper_bound_up_and_a_lower_bound_down(epsilon: float, share: float) -> None:
+    text = str(guarantee(epsilon=epsilon, epsilon_lower=epsilon * share))
+    upper = float(text.split()[2])
+    assert epsilon * (1 - 1e-12) <= upper <= epsilon * (1 + 2e-5)
+    if epsilon * share > 0:
+        lower = float(text.split("≥ ")[1].split(")")[0])
+        assert lower <= epsilon * share * (1 + 1e-12)
+
+
+def test_the_control_six_digits_to_the_nearest_would_fall_below() -> None:
+    assert f"{1.2500004:.6g}" == "1.25" and str(guarantee(epsilon=1.2500004)).startswith("ε ≤ 1.25001 (")
+
+
 def test_repr_is_one_short_line() -> None:
     assert repr(guarantee(unit=PrivacyUnit.CLIENT)) == "Guarantee(ε = 1.5 per client at δ = 1e-05, by hand)"
     assert repr(guarantee(epsilon=math.inf)) == "Guarantee(ε = inf per record at δ = 1e-05, by hand)"

@@ -139,11 +139,13 @@ class Guarantee:
         return f"Guarantee(ε = {self.epsilon:.6g} per {self.whom} at δ = {self.delta:g}, {self.method})"
 
     def __str__(self) -> str:
-        lower = f" (and ≥ {self.epsilon_lower:.6g})" if self.epsilon_lower > 0 else ""
+        from quietsum.privacy.wording import digits_of
+
+        lower = f" (and ≥ {digits_of(self.epsilon_lower, up=False)})" if self.epsilon_lower > 0 else ""
         against = "the server" if self.observer is Observer.SERVER else "recipients of the model"
         order = f" at order {self.order:g}" if self.order is not None else ""
         text = (
-            f"ε ≤ {self.epsilon:.6g}{lower} at δ = {self.delta:g} per {self.whom}, against {against}, "
+            f"ε ≤ {digits_of(self.epsilon)}{lower} at δ = {self.delta:g} per {self.whom}, against {against}, "
             f"{self.neighbours.value} neighbours; {self.method}{order}"
         )
         return "\n".join([text, *(f"warning: {warning}" for warning in self.warnings)])

@@ -13,6 +13,7 @@ An upper bound is rounded up and a lower bound down, so that what is printed is 
 from __future__ import annotations
 
 import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import TYPE_CHECKING
 
 from quietsum.privacy.units import Observer
@@ -20,7 +21,7 @@ from quietsum.privacy.units import Observer
 if TYPE_CHECKING:
     from quietsum.privacy.guarantee import Guarantee
 
-__all__ = ["bounds_of", "facts_of", "figure_of"]
+__all__ = ["bounds_of", "digits_of", "facts_of", "figure_of"]
 
 
 def figure_of(value: float, *, up: bool = True) -> str:
@@ -37,6 +38,18 @@ def figure_of(value: float, *, up: bool = True) -> str:
     if abs(scaled - nearest) > 1e-6:  # 2.5 stays 2.5, whatever its last bit says
         nearest = math.ceil(scaled) if up else math.floor(scaled)
     return f"{nearest / 10.0**digits:.{digits}f}"
+
+
+def digits_of(value: float, *, up: bool = True) -> str:
+    """Six digits of a bound, rounded up, or down for a lower bound; the last bits of a float count for nothing.
+
+    >>> digits_of(1.2500004), digits_of(1.2500004, up=False), digits_of(2.0000000000000004)
+    ('1.25001', '1.25', '2')
+    """
+    if math.isinf(value) or value == 0:
+        return f"{value:.6g}"
+    context = Context(prec=6, rounding=ROUND_CEILING if up else ROUND_FLOOR)
+    return f"{float(context.plus(Decimal(f'{value:.12e}'))):.6g}"
 
 
 def bounds_of(guarantee: Guarantee) -> str:
