@@ -70,7 +70,7 @@ def main() -> None:
     print(f"python {platform.python_version()}, {os.cpu_count()} processors")
     with tempfile.TemporaryDirectory() as folder:
         place = chosen.workspace or Path(folder) / "workspace"
-        if not (place / "ledger.db").exists():
+        if len(list(place.glob("runs/*/run.json"))) < chosen.runs:  # what was broken off goes on
             make(place, chosen.runs, chosen.rounds, min(chosen.rounds, chosen.entries or chosen.rounds))
         pages(place)
         if not chosen.skip_cost:
@@ -86,8 +86,9 @@ def make(place: Path, runs: int, rounds: int, entries: int) -> None:
     place.mkdir(parents=True, exist_ok=True)
     plan = place / "first.toml"
     plan.write_text(PLAN.format(rounds=rounds, epsilon=2.0), encoding="utf-8")
-    words = ["run", str(plan), "--workspace", str(place), "--name", "run-0000"]
-    subprocess.run([sys.executable, "-m", "quietsum", *words], check=True, stdout=subprocess.DEVNULL)
+    if not (place / "runs").is_dir():
+        words = ["run", str(plan), "--workspace", str(place), "--name", "run-0000"]
+        subprocess.run([sys.executable, "-m", "quietsum", *words], check=True, stdout=subprocess.DEVNULL)
     workspace = Workspace(path=place)
     first = workspace.find("run-0000")
     facts = TaskFacts.read(first.path)
@@ -96,7 +97,10 @@ def make(place: Path, runs: int, rounds: int, entries: int) -> None:
     with waiting_for_no_disk(), Ledger.open(workspace.ledger) as ledger:
         kinds = (Kind.RESERVE, Kind.COMMIT)
         bodies = [(entry.kind, dict(entry.body)) for entry in ledger.entries() if entry.kind in kinds]
-        for number in range(1, runs):
+        known = {one.run for one in ledger.runs()}
+        for number in range(1, runs + 1):
+            if f"run-{number:04d}" in known or len(list(place.glob("runs/*/run.json"))) >= runs:
+                continue
             name = f"run-{number:04d}"
             sequence = ledger.open_run(
                 name, plan=resolved.plan.to_dict(), terms=resolved.terms(), planned=resolved.all_charges(),
