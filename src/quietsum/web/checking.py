@@ -1,6 +1,6 @@
 """Is the ledger intact? The answer of ``quietsum ledger verify``, asked now and then by a process of its own.
 
-Opening a ledger checks its head, its high-water mark and whatever came since its last snapshot. Reading everything
+Opening a ledger checks its head, its high-water mark and what came since its last snapshot. Reading everything
 again, with every ε, takes a second for some ten thousand entries, which no page may take. So the command runs beside
 the pages, with the lowest priority, one at a time, and at most a twentieth of the time; the badge says which entry it
 came to. It reads what the command reads and writes nothing.

@@ -26,7 +26,7 @@ EVERY = 1.0
 QUIET = 15
 """Looks without news after which a comment is sent, so that a reader who has left is noticed."""
 MOST = 16
-"""Streams at a time; whoever comes later sees the page without news."""
+"""Streams at a time; a page that is opened later stays without news."""
 LONGEST = 3600
 """Looks after which a stream ends; a browser then begins another one."""
 

@@ -78,7 +78,7 @@ def draw_spending(
     return draw(chart, f"spending-{unit.value}")
 
 
-def draw_frontier(rows: Sequence[Mapping[str, Any]], score: str, unit: str) -> Markup | None:
+def draw_frontier(rows: Sequence[Mapping[str, Any]], score: str, unit: str, name: str) -> Markup | None:
     """Runs as dots, score over ε; None for fewer than one that has both."""
     points = sorted((row["epsilon"], row["value"]) for row in rows if math.isfinite(row["epsilon"]))
     if not points:
@@ -96,7 +96,7 @@ def draw_frontier(rows: Sequence[Mapping[str, Any]], score: str, unit: str) -> M
         title=f"{score} over ε per {unit}", x_label=f"ε per {unit}", y_label=score.replace("_", " "), x_log=positive,
         y_from_zero=False, share=share, series=tuple(series),
     )  # fmt: skip
-    return draw(chart, "frontier")
+    return draw(chart, name)
 
 
 def _thin(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:

@@ -54,7 +54,7 @@ def serve(
 
     Example: quietsum serve
 
-    Nothing is written, and no key is needed. On loopback whoever is on this
+    Nothing is written, and no key is needed. On loopback every user of this
     machine may look; on any other address, and for the operator's pages, a
     token is needed, which is printed once.
     """

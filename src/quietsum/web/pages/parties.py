@@ -1,6 +1,6 @@
 """About single parties: who took part and was rejected, what one site has spent, and what was raised as an alert.
 
-Who took part is for the operator alone (rule 5): whoever reads it gets no amplification from secret draws. So these
+Who took part is for the operator alone (rule 5): a reader of it gets no amplification from secret draws. So these
 pages do not exist unless the dashboard was opened with ``--operator``, and then behind its token. What a site shows of
 itself is the site's own affair.
 """

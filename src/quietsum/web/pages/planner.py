@@ -201,11 +201,11 @@ def _describe(resolved: ResolvedPlan) -> dict[str, Any]:
         ("noise in a step", _noise(resolved, unit)),
         ("method", whole_plan.method),
     ]
-    told = predict(resolved)
+    prospect = predict(resolved)
     return {
         "facts": facts, "picture": draw(chart, "planned"), "gauge": draw_gauge(gauge, "planned-gauge"),
         "planned": gauge.planned, "limit": gauge.limit,
-        "sentence": "" if told is None else told.sentence,
+        "sentence": "" if prospect is None else prospect.sentence,
     }  # fmt: skip
 
 

@@ -40,11 +40,12 @@ def compare(request: Request) -> Response:
     rows = [row for row in (_compared(view, folder) for folder in chosen) if row is not None]
     kinds = dict.fromkeys((row["metric"], row["unit"]) for row in rows if row["metric"] and row["unit"])
     pictures: list[tuple[str, Markup]] = []
-    for metric, unit in list(kinds)[:4]:
+    for place, (metric, unit) in enumerate(list(kinds)[:4]):
         some = [row for row in rows if (row["metric"], row["unit"]) == (metric, unit)]
-        picture = draw_frontier(some, metric, unit) if not pictures else None
+        picture = draw_frontier(some, metric, unit, f"frontier-{place}")
         if picture is not None:
-            pictures.append((f"{metric} over ε per {unit}, {len(some)} runs", picture))
+            title = f"{metric.replace('_', ' ')} over ε per {unit}"
+            pictures.append((f"{title}, {len(some)} run{'s' * (len(some) > 1)}", picture))
     plans = [(row["folder"], dict(row["settings"])) for row in rows[:8]]
     keys = sorted({key for _, plan in plans for key in plan if len({one.get(key) for _, one in plans}) > 1})
     return view.page(
