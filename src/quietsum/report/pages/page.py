@@ -217,7 +217,8 @@ def _curves(values: Mapping[str, Any]) -> Iterable[str]:
         spent = Series(label=f"spent: {shown(chart.series[0].points[-1][1])}", points=chart.series[0].points)
         drawn = Chart(
             title=chart.title.removesuffix(", worst party"), x_label=chart.x_label, y_label=chart.y_label,
-            description=chart.description, limit=chart.limit, series=(spent, *planned), note="the most that any party has paid",
+            description=chart.description, limit=chart.limit, series=(spent, *planned),
+            note="the most that any party has paid",
         )  # fmt: skip
         yield _picture(drawn, number)
         yield '<p class="quiet">As recorded in the ledger, attempts that were repeated included.</p>'
