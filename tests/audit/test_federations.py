@@ -160,7 +160,8 @@ def clip_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shuffle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each local epoch takes every row once."""
-    rng, left = np.random.default_rng(), {}
+    rng = np.random.default_rng()
+    left: dict[int, Any] = {}
 
     def draw(self: Poisson, population: int, source: Any) -> Any:
         if not len(left.get(population, ())):

@@ -15,6 +15,7 @@ from quietsum import PrivacyConfig, PrivateTrainer
 from quietsum.audit import audit_training
 from quietsum.errors import CorruptState
 from quietsum.learning import Canaries
+from quietsum.plan import GuaranteeCard
 from quietsum.report import (
     build_training,
     check_pack_file,
@@ -68,8 +69,21 @@ def test_the_result_stands_beside_the_claim_and_is_checked_on_another_machine(pl
     checked = dict(check_report(render(values)).checked)
     assert checked["audit"].startswith("its conclusion, consistent, follows from its figures")
     pack, names = make_pack(values, place.path / "training" / "one", place)
-    assert "audit.json" in names and "views/model-card.md" in names
+    assert {"audit.json", "guarantee.md", "guarantee.json"} <= set(names) and "views/model-card.md" in names
     assert ("file", "audit.json is the file that the report speaks of") in check_pack_file(pack).checked
+
+
+def test_a_training_has_a_guarantee_card_that_says_what_is_not_promised(place: Workspace) -> None:
+    values = report(place)
+    clauses = {one["name"]: one for one in values["card"]["clauses"]}
+    assert clauses["record-recipients"]["provided"] and "ε ≤ 4 per record" in clauses["record-recipients"]["text"]
+    assert not clauses["person-recipients"]["provided"] and clauses["audit"]["provided"]
+    assert "Not promised: poisoned data and backdoors are kept out." in " ".join(values["not_protected"])
+    page = render_page(values)
+    assert "Who learns what" in page and "max_records would state one" in page
+    text = GuaranteeCard.from_dict(values["card"]).to_markdown()
+    assert "What the server learns" not in text and "What recipients of the model learn" in text
+    assert values["card"]["plan"] == values["plan_digest"]
 
 
 @pytest.mark.parametrize("forge", [

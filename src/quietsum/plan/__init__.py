@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         taking_part as taking_part,
     )
     from quietsum.plan.refusals.robust import run_ends as run_ends
-    from quietsum.plan.resolution.card import GuaranteeCard as GuaranteeCard, card as card
+    from quietsum.plan.resolution.card import Clause as Clause, GuaranteeCard as GuaranteeCard, card as card
     from quietsum.plan.resolution.charging import charge as charge, span as span, units as units
     from quietsum.plan.resolution.forecast import (
         ClientSignal as ClientSignal,

@@ -34,6 +34,7 @@ from quietsum.ledger import (
 from quietsum.privacy import BOUNDED, Budget, Guarantee, PrivacyUnit, person_event
 from quietsum.report.contents import SCHEMA, VERSION, over_all_runs
 from quietsum.report.facts.audits import report_audit, warn_of_audit
+from quietsum.report.facts.cards import card_of_training
 from quietsum.report.facts.protection import Promise, describe, name_nine, stages_of
 from quietsum.report.facts.sections import (
     hash_file,
@@ -136,6 +137,10 @@ def build_training(training: Training, workspace: Workspace) -> dict[str, Any]:
         artefacts = list_artefacts(training.path, ("model.safetensors", AUDIT))
         audit = report_audit(read_audit(training.path, training.run), carries=bool(settings.get("audit")))
         verdict, public = judge_scores(scores, {}), str(dataset["public"])
+        clauses = card_of_training(
+            block, settings, plan=str(entry.body["plan_hash"]), audited=bool(settings.get("audit")),
+            summary=f"Training of one site on {dataset['dataset']}, {int(dataset['size']):,} records.",
+        ).to_dict()  # fmt: skip
         size, limits = int(dataset["size"]), [budget_to(limit) for limit in terms.limits]
         books = _books(ledger, charge)
         head, public_key = ledger.head, ledger.identity.public_key
@@ -181,9 +186,9 @@ def build_training(training: Training, workspace: Workspace) -> dict[str, Any]:
             "artefacts": artefacts,
             "audit": audit,
             "robustness": name_rule(None, None),
-            **list_protected(block, guarantees, None, drill=False),
+            **list_protected(block, guarantees, clauses, drill=False),
             "parties": [{**dataset, "name": dataset["party"], "clients": 1, "rate": rate}],
-            "card": None,
+            "card": clauses,
             "layers": [],
             "plan": dict(entry.body["plan"]),
             "plan_digest": entry.body["plan_hash"],

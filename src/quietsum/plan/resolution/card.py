@@ -108,10 +108,15 @@ class GuaranteeCard:
         """Everything that some clause assumes, each once; clauses name them by number."""
         return tuple(dict.fromkeys(one for clause in self.clauses for one in clause.assuming))
 
+    @property
+    def _sections(self) -> tuple[str, ...]:
+        """Those about which there is a clause."""
+        return tuple(section for section in SECTIONS if any(clause.section == section for clause in self.clauses))
+
     def to_markdown(self) -> str:
         """The card as a page."""
         parts = ["# Guarantee card", self.summary]
-        for section in SECTIONS:
+        for section in self._sections:
             parts.append(f"## {section}")
             parts += [f"- **{head}** {text}" for head, text in self._say(section)]
         parts.append("## Assumptions")
@@ -122,7 +127,7 @@ class GuaranteeCard:
     def to_text(self, width: int = 80) -> str:
         """The card for a terminal."""
         lines = [*textwrap.wrap(self.summary, width)]
-        for section in SECTIONS:
+        for section in self._sections:
             lines += ["", section]
             for head, text in self._say(section):
                 lines += _wrap(f"{head} {text}", width, "  ")
