@@ -111,3 +111,14 @@ def test_what_max_records_leaves_is_what_can_be_learnt_from_and_moves_no_noise_a
     assert "kept" not in all_.plan.to_dict()["privacy"]["person"], "older plans keep their digests"
     with pytest.raises(PlanRefused, match="leaves no record"):
         resolved(", kept = 0")
+
+
+def test_of_five_people_at_four_per_person_nothing_can_be_learnt_and_the_plan_says_so() -> None:
+    text = template(task="pose")
+    record = next(line for line in text.splitlines() if line.startswith("record = "))
+    # four trainings of pose scored .04 to .08, where chance is .055
+    for kept, prospect in ((", kept = 0.07", Prospect.NOTHING), ("", Prospect.LITTLE)):
+        stated = "record = { delta = 0.001, max_grad_norm = 0.3 }\n"
+        stated += f'person = {{ id = "subject", max_records = 4, epsilon = 4.0{kept} }}'
+        found = predict(resolve(load_plan(text.replace(record, stated)), parties(5, 58), 2720))
+        assert found is not None and found.prospect is prospect
