@@ -113,3 +113,21 @@ def test_many_sites_in_one_state_are_one_sentence() -> None:
     (sentence,) = lifetime_sentences(outlook(f"site-{number}", 0.5) for number in range(500))
     assert "site-0, site-1, site-2, site-3 and 496 more" in sentence and "about 50 %" in sentence
     assert len(lifetime_sentences([outlook("a", 0.5), outlook("b", 0.2), outlook("c", 0.5)])) == 2
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_data_that_a_rehearsal_declared_public_is_said_to_have_no_lifetime_until_it_has_one(
+    tmp_path: Path, command: str
+) -> None:
+    public = tmp_path / "public.toml"
+    public.write_text(tiny_toml(options='{ public = "made up" }'), encoding="utf-8")
+    protected = plan(tmp_path)
+    assert "declared public" not in invoke(command, protected, "--workspace", "other").stdout  # the control
+    assert invoke("run", public).exit_code == 0
+    text = one_line(invoke(command, protected).stdout)
+    assert "The data of north, south was declared public in this workspace (made up), so no lifetime budget" in text
+    told = text[text.index("quietsum ledger raise") : text.index("--reason why") + len("--reason why")]
+    assert invoke(*shlex.split(told)[1:]).exit_code == 0
+    after = one_line(invoke("plan", protected).stdout)
+    assert "declared public" not in after and "Lifetime of the data of north, south: ε = 4 per record" in after
+    assert "declared public" not in invoke("plan", public).stdout

@@ -11,7 +11,7 @@ import pytest
 
 from quietsum.plan import load_plan
 from quietsum.tasks import TableTask, task_of
-from scenes import invoke
+from scenes import invoke, one_line
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -108,6 +108,19 @@ def test_public_rows_say_what_columns_hold_and_the_reason_stands_in_the_plan() -
     kinds = {column.name: column.kind for column in task.encoding.columns}
     assert kinds == {"age": "number", "pressure": "number", "ward": "category"}
     assert invoke("plan", "run.toml").exit_code == 0
+
+
+def test_columns_that_public_rows_do_not_explain_are_named_and_not_dropped_in_silence() -> None:
+    lines = ["when,ward,same,nothing,age,back"]
+    lines += [f"2024-01-{1 + i % 28:02d},w{i % 60},1,,{20 + i % 50},{('no', 'yes')[i % 2]}" for i in range(200)]
+    lines[1:] = [line.replace("2024-01", f"20{24 + place % 3}-01") for place, line in enumerate(lines[1:])]
+    Path("odd.csv").write_text("\n".join([*lines, ""]))
+    told = one_line(invoke("new", "--from", "odd.csv", "--label", "back", "--public", "made up").stdout)
+    assert "not learned from: when (dates); ward (60 different values, more than 50); same (one value" in told
+    assert "nothing (empty). To use one, say --declare" in told
+    options = load_plan(Path("run.toml")).task.options
+    assert [one["name"] for one in options["columns"]] == ["age"] and "left_out" not in options
+    assert "not learned" not in invoke("new", "--force", "--from", "odd.csv", "--label", "back").stdout  # none was read
 
 
 def test_columns_come_from_a_data_toml_that_its_operator_has_reviewed() -> None:

@@ -7,7 +7,8 @@ import math
 
 import pytest
 
-from quietsum.plan import PartyFacts, load_plan, predict, resolve, template
+from quietsum.errors import PlanRefused
+from quietsum.plan import PartyFacts, ResolvedPlan, load_plan, predict, resolve, template
 from quietsum.plan.resolution.learnable import Prospect, prospect_of
 
 MEASURED = (
@@ -92,3 +93,32 @@ def test_without_noise_there_is_nothing_to_predict() -> None:
     plain = load_plan(silent.replace('style = "sample"', 'style = "none"'))
     assert predict(resolve(load_plan(text), parties(2, 50_000), 5)) is not None
     assert predict(resolve(plain, parties(2, 50_000), 5)) is None
+
+
+def test_what_max_records_leaves_is_what_can_be_learnt_from_and_moves_no_noise_and_no_step() -> None:
+    def resolved(kept: str) -> ResolvedPlan:
+        text = template(task="pose")
+        record = next(line for line in text.splitlines() if line.startswith("record = "))
+        stated = f'{record}\nperson = {{ id = "subject", max_records = 4{kept} }}'
+        return resolve(load_plan(text.replace(record, stated)), parties(3, 600), 200)
+
+    all_, tenth = resolved(""), resolved(", kept = 0.1")
+    first, second = predict(all_), predict(tenth)
+    assert first is not None and second is not None
+    assert second.together == pytest.approx(first.together / 10)
+    assert all_.noise_multiplier == tenth.noise_multiplier
+    assert all_.orders("site-0") == tenth.orders("site-0")
+    assert "kept" not in all_.plan.to_dict()["privacy"]["person"], "older plans keep their digests"
+    with pytest.raises(PlanRefused, match="leaves no record"):
+        resolved(", kept = 0")
+
+
+def test_of_five_people_at_four_per_person_nothing_can_be_learnt_and_the_plan_says_so() -> None:
+    text = template(task="pose")
+    record = next(line for line in text.splitlines() if line.startswith("record = "))
+    # four trainings of pose scored .04 to .08, where chance is .055
+    for kept, prospect in ((", kept = 0.07", Prospect.NOTHING), ("", Prospect.LITTLE)):
+        stated = "record = { delta = 0.001, max_grad_norm = 0.3 }\n"
+        stated += f'person = {{ id = "subject", max_records = 4, epsilon = 4.0{kept} }}'
+        found = predict(resolve(load_plan(text.replace(record, stated)), parties(5, 58), 2720))
+        assert found is not None and found.prospect is prospect

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 import quietsum as qs
-from quietsum.errors import CorruptState, InvalidParameter
+from quietsum.errors import CorruptState, DataMissing, InvalidParameter
 from quietsum.runs import TrainedModel, Workspace, open_model
 from quietsum.runs.weights import read_weights, save_weights
 from quietsum.tasks import task_of
@@ -212,6 +214,49 @@ def test_pictures_of_ones_own_are_predicted_by_the_names_of_their_classes() -> N
     assert found.names == ("well", "ill") and found.missing == 0
     with pytest.raises(InvalidParameter, match=r"pass one of shape \(n, 1, 32, 32\)"):
         task.predict(task.initial(), np.zeros((2, 1, 16, 16)))
+
+
+def write_png(path: Path, gray: int) -> None:
+    """A square picture of one gray, 20 pixels a side."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    head = struct.pack(">IIBBBBB", 20, 20, 8, 0, 0, 0, 0)
+    pixels = zlib.compress((b"\0" + bytes([gray]) * 20) * 20)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", pixels) + chunk(b"IEND", b""))
+
+
+@pytest.mark.parametrize("kind", ["images", "landmarks"])
+def test_new_pictures_and_clips_are_read_as_those_that_trained(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from quietsum.tasks import FederatedTorch
+    from quietsum.tasks.table.samples import SamplesTask
+
+    options = {"name": "new", "classes": ["a", "b"], "sites": [{"name": "here", "size": 9}]}
+    more: dict[str, Any]
+    if kind == "images":
+        for name in ("a/2.png", "b/1.png", "new/1.png", "new/2.png"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            write_png(tmp_path / name, 200 if name.endswith("2.png") else 20)
+        (tmp_path / "new" / "3.png").write_bytes(b"no picture")
+        more, new = {"path": str(tmp_path), "side": 16}, tmp_path / "new"
+        wanted = [1, 0]  # by name, and not by class
+    else:
+        clips = np.random.default_rng(0).normal(size=(3, 6, 17, 3)).astype(np.float32)
+        np.savez(tmp_path / "old.npz", landmarks=clips[:2], labels=np.array(["a", "b"]))
+        clips[2, 1, 0, 0] = np.nan
+        new = tmp_path / "new.npz"
+        np.savez(new, landmarks=clips)
+        more, wanted = {"path": str(tmp_path / "old.npz"), "frames": 6, "joints": 17}, [0, 1]
+    task = SamplesTask.from_options(kind, {**options, **more})
+    rows, trained = task.encode_file(new), task.records()[0].numpy()
+    assert np.allclose(rows[:2], trained[wanted]) and np.isnan(rows[2]).all()
+    adapted = FederatedTorch(task)
+    found = adapted.predict(adapted.initial(), rows)
+    assert found.labels()[2] == "" and found.missing == 1
+    with pytest.raises((InvalidParameter, DataMissing)):
+        task.encode_file(tmp_path / "gone")
 
 
 # -------------------------------------------------------------------------------------------------- torch

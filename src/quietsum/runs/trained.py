@@ -9,6 +9,7 @@ refused. Using a model costs nothing: predictions are post-processing of what wa
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, final
@@ -70,7 +71,10 @@ class TrainedModel:
         return found
 
     def predict_file(self, path: Path) -> Predictions:
-        """What the model answers for the rows of a file: ``.csv`` with the task's columns, or an array (``.npy``)."""
+        """What the model answers for the rows of a file: ``.csv`` with the task's columns, or an array (``.npy``).
+
+        A task from pictures takes a folder of them, in the order of their names, and one from landmarks an ``.npz``.
+        """
         return self.predict(self._read(path))
 
     def write_onnx(self, path: Path) -> None:
@@ -86,7 +90,7 @@ class TrainedModel:
             raise InvalidParameter("task", self.task, problem, "give it layers(params); see quietsum.tasks.exporting")
 
     def _read(self, path: Path) -> Array:
-        if path.suffix in (".npy", ".npz"):
+        if path.suffix in (".npy", ".npz") and not _has_landmarks(path):
             return _read_array(path)
         rows = self._encode(path)
         if rows is None:
@@ -210,6 +214,15 @@ def _guarantees(about: Mapping[str, Any], path: Path) -> tuple[Guarantee, ...]:
         return tuple(Guarantee.from_dict(values) for values in about["guarantees"])
     except (LookupError, TypeError, ValueError, QuietsumError) as error:
         raise CorruptState(f"{path} does not say what it cost ({error}); restore it from a backup") from None
+
+
+def _has_landmarks(path: Path) -> bool:
+    """Whether ``path`` is an .npz with landmarks, which its task centres; only the names in it are read."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return "landmarks.npy" in archive.namelist()
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return False
 
 
 def _read_array(path: Path) -> Array:

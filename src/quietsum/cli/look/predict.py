@@ -18,7 +18,7 @@ from quietsum.files import check_output, write_output
 __all__ = ["predict"]
 
 RowsArgument = Annotated[
-    str, typer.Argument(metavar="ROWS", help="Rows without labels: .csv with the task's columns, or .npy.")
+    str, typer.Argument(metavar="ROWS", help="Rows without labels: .csv, .npy, a folder of pictures or .npz.")
 ]
 OutputOption = Annotated[
     str | None, typer.Option("--output", "-o", metavar="FILE.csv", help="Where to write; standard output if omitted.")

@@ -10,7 +10,7 @@ from quietsum.errors import printable
 
 if TYPE_CHECKING:
     from quietsum.ledger import Book, Outlook
-    from quietsum.plan import PartyFacts
+    from quietsum.plan import ResolvedPlan
 
 __all__ = ["lifetime_sentences", "ungated_sentences"]
 
@@ -45,14 +45,14 @@ def _sentence(group: list[Outlook]) -> str:
     return f"{opening} To keep room for others, state one under privacy.{one.unit} before it starts: {larger}, say."
 
 
-def ungated_sentences(parties: Iterable[PartyFacts], books: Iterable[Book]) -> list[str]:
+def ungated_sentences(resolved: ResolvedPlan, books: Iterable[Book]) -> list[str]:
     """One sentence for the parties whose data the plan protects although the ledger knows it as public.
 
     A rehearsal with ``new --public`` leaves such books: no lifetime would hold the protected run back, in silence.
     """
     reasons = {(book.party, book.dataset): book.public for book in books if book.budget is None and book.public}
-    found = [one for one in parties if not one.public and (one.account, one.dataset) in reasons]
-    if not found:
+    found = [one for one in resolved.parties if not one.public and (one.account, one.dataset) in reasons]
+    if not found or not resolved.limits:
         return []
     first = found[0]
     names = list(dict.fromkeys(printable(one.name) for one in found))
@@ -62,11 +62,13 @@ def ungated_sentences(parties: Iterable[PartyFacts], books: Iterable[Book]) -> l
         for option in ("party", "dataset")
         for value in dict.fromkeys(one.account if option == "party" else one.dataset for one in found)
     )
+    limit = resolved.limits[0]
+    unit = "" if limit.unit.value == "record" else f" --unit {limit.unit}"
     return [
         f"The data of {whose} was declared public in this workspace "
         f"({printable(reasons[first.account, first.dataset])}), so no lifetime budget holds this run or later ones "
         "back. If its rows need protection, give the data another name, or set a budget before the run: "
-        f"quietsum ledger raise {where} --epsilon 4 --reason why"
+        f"quietsum ledger raise {where}{unit} --epsilon {4 * limit.epsilon:.3g} --delta {limit.delta:g} --reason why"
     ]
 
 

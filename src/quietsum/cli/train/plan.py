@@ -140,7 +140,7 @@ def _show(file: Path, resolved: ResolvedPlan, task: Task, answer: Rehearsal) -> 
         screen.print(Text(line), soft_wrap=True)
     for sentence in other_ways(resolved):
         screen.print(Text(sentence))
-    for sentence in (*ungated_sentences(resolved.parties, answer.books), *lifetime_sentences(answer.outlooks)):
+    for sentence in (*ungated_sentences(resolved, answer.books), *lifetime_sentences(answer.outlooks)):
         screen.print(Text(sentence))
     for warning in resolved.warnings:
         screen.print(Text(f"warning: {warning}"))

@@ -47,7 +47,7 @@ def print_introduction(resolved: ResolvedPlan, title: str, answer: Rehearsal) ->
     for reason in reasons:
         text = f"No lifetime budget is used: {reason}. Run it as often as you like."
         print(textwrap.fill(text, text_width()))
-    for sentence in (*ungated_sentences(resolved.parties, answer.books), *lifetime_sentences(answer.outlooks)):
+    for sentence in (*ungated_sentences(resolved, answer.books), *lifetime_sentences(answer.outlooks)):
         print(textwrap.fill(sentence, text_width()))
     for warning in resolved.warnings:
         print(textwrap.fill(f"warning: {warning}", text_width()))

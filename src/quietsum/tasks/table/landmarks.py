@@ -20,7 +20,7 @@ from quietsum.errors import DataMissing, InvalidParameter
 from quietsum.tasks.lines import check_file
 from quietsum.tasks.table.records import Labelled, hash_of
 
-__all__ = ["check_landmarks", "labels_of_landmarks", "read_landmarks", "shape_of_landmarks"]
+__all__ = ["check_landmarks", "encode_landmarks", "labels_of_landmarks", "read_landmarks", "shape_of_landmarks"]
 
 
 def check_landmarks(path: Path) -> None:
@@ -61,14 +61,8 @@ def read_landmarks(
     """
     arrays = _arrays(path)
     motion = arrays["landmarks"]
-    if motion.shape[1:] != (frames, joints, dims) or motion.dtype.kind != "f":
-        problem = "holds clips of another shape than is declared"
-        raise InvalidParameter("landmarks", str(path), problem, f"bring each to ({frames}, {joints}, {dims}) by itself")
+    values, fine = _centred(path, motion, (frames, joints, dims), largest)
     count = len(motion)
-    values = motion.astype(np.float32).transpose(0, 3, 1, 2)
-    fine = np.asarray(np.isfinite(values).reshape(count, -1).all(axis=1))
-    values = np.where(fine[:, None, None, None], values, 0.0)
-    values = np.clip(values - values[:, :, :1].mean(axis=3, keepdims=True), -largest, largest)
     places = {name: place for place, name in enumerate(classes)}
     labels = np.array([places.get(one, -1) for one in _texts(arrays, "labels", count)], dtype=np.int64)
     sites = np.empty(count, dtype=object)
@@ -81,6 +75,30 @@ def read_landmarks(
         values=np.ascontiguousarray(values, dtype=np.float32), labels=np.where(fine, labels, -1), sites=sites,
         hashes=np.array([hash_of(one.tobytes()) for one in motion], dtype=np.uint64), people=people,
     )  # fmt: skip
+
+
+def encode_landmarks(path: Path, *, frames: int, joints: int, dims: int, largest: float) -> NDArray[np.float32]:
+    """The clips of a file, (n, dims, frames, joints), each centred by itself; NaN for one that is none."""
+    arrays = _arrays(path)
+    if "landmarks" not in arrays:
+        raise InvalidParameter(
+            "rows", str(path), "holds no landmarks", "write them with numpy.savez(path, landmarks=…)"
+        )
+    values, fine = _centred(path, arrays["landmarks"], (frames, joints, dims), largest)
+    return np.where(fine[:, None, None, None], values, np.nan).astype(np.float32)
+
+
+def _centred(
+    path: Path, motion: NDArray[Any], shape: tuple[int, int, int], largest: float
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Clips as a model reads them, and which of them hold numbers alone; the others are zero."""
+    if motion.shape[1:] != shape or motion.dtype.kind != "f":
+        problem = "holds clips of another shape than is declared"
+        raise InvalidParameter("landmarks", str(path), problem, f"bring each to {shape} by itself")
+    values = motion.astype(np.float32).transpose(0, 3, 1, 2)
+    fine = np.asarray(np.isfinite(values).reshape(len(motion), -1).all(axis=1))
+    values = np.where(fine[:, None, None, None], values, 0.0)
+    return np.clip(values - values[:, :, :1].mean(axis=3, keepdims=True), -largest, largest), fine
 
 
 def labels_of_landmarks(path: Path) -> list[str]:

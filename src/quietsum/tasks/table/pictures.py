@@ -20,7 +20,7 @@ from quietsum.errors import DataMissing, InvalidParameter
 from quietsum.tasks.gallery.files.png import LARGEST_PICTURE, read_gray, resize
 from quietsum.tasks.table.records import Labelled, hash_of
 
-__all__ = ["SUFFIXES", "check_pictures", "class_folders", "read_pictures"]
+__all__ = ["SUFFIXES", "check_pictures", "class_folders", "encode_pictures", "read_pictures"]
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff")
 _FORMATS: Final = ("JPEG", "BMP", "GIF", "TIFF")
@@ -69,6 +69,15 @@ def read_pictures(path: Path, classes: Sequence[str], *, side: int, sites: Seque
     return Labelled(
         values=stacked, labels=np.array(labels, dtype=np.int64), sites=owners, hashes=np.array(hashes, dtype=np.uint64)
     )
+
+
+def encode_pictures(path: Path, *, side: int) -> NDArray[np.float32]:
+    """The pictures in ``path`` in the order of their names, (n, 1, side, side); NaN for one that cannot be read."""
+    found = [_picture(file, side)[0] for file in _files(path)]
+    if not found:
+        raise InvalidParameter("rows", str(path), "holds no picture", f"name a folder of {', '.join(SUFFIXES)} files")
+    values = [np.full((side, side), np.nan) if one is None else one for one in found]
+    return np.array(values, dtype=np.float32).reshape(len(values), 1, side, side)
 
 
 def _files(folder: Path) -> Iterator[Path]:

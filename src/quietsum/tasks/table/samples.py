@@ -28,9 +28,9 @@ from quietsum.tasks.gallery.stgcn import SKELETONS, STGCN
 from quietsum.tasks.models import outputs
 from quietsum.tasks.protocol import Metrics, Settings
 from quietsum.tasks.scores import accuracy, majority, mean_auc
-from quietsum.tasks.table.landmarks import check_landmarks, labels_of_landmarks, read_landmarks
+from quietsum.tasks.table.landmarks import check_landmarks, encode_landmarks, labels_of_landmarks, read_landmarks
 from quietsum.tasks.table.options import refuse_own_records
-from quietsum.tasks.table.pictures import check_pictures, read_pictures
+from quietsum.tasks.table.pictures import check_pictures, encode_pictures, read_pictures
 from quietsum.tasks.table.records import Labelled, pick_records, share_of
 
 __all__ = ["SamplesOptions", "SamplesTask", "count_samples"]
@@ -243,6 +243,14 @@ class SamplesTask:
             path, o.classes, frames=o.frames, joints=o.joints, dims=o.dims, largest=o.largest, site="public",
             with_sites=False, with_people=False,
         )  # fmt: skip
+
+    def encode_file(self, path: Path) -> NDArray[np.float32]:
+        """New records without labels: a folder of pictures, in the order of their names, or an .npz with landmarks."""
+        self._check(path)
+        o = self.options
+        if self.kind == "images":
+            return encode_pictures(path, side=o.side)
+        return encode_landmarks(path, frames=o.frames, joints=o.joints, dims=o.dims, largest=o.largest)
 
     def evaluate(self, model: nn.Module) -> Metrics:
         """Scores on records declared public; none where there are none."""
