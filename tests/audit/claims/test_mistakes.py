@@ -127,7 +127,7 @@ def test_every_mistake_that_the_page_names_is_caught_here() -> None:
     rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
     named = {name.strip(" `") for row in rows for name in row.split(",")}
     elsewhere = {  # tests of their own, below
-        "laplace-l2", "per-parameter", "summed-rounds", "summed-parties", "parameters", "grouping",
+        "laplace-l2", "per-parameter", "summed-rounds", "summed-parties", "parameters", "grouping", "relation",
     }  # fmt: skip
     caught = {name for name, *_ in MISTAKES}
     assert named - caught == elsewhere and caught <= named
@@ -192,6 +192,22 @@ def test_a_relation_that_is_stated_is_the_one_that_is_priced() -> None:
     stated = line("dp-sgd", SGD, epsilon=1.9, neighbours="replace-one")
     assert free.ruling is Ruling.HOLDS and stated.ruling is Ruling.FALSE
     assert stated.epsilon > 1.5 * free.epsilon and stated.line.neighbours.value == "replace-one"
+
+
+def test_a_relation_under_which_nothing_is_proven_is_named() -> None:
+    """One record more moves every batch behind it, where batches have a fixed size."""
+    fixed = SGD | {"draw": "fixed", "accounted_as": "fixed"}
+    found = line("dp-sgd", fixed, epsilon=50.0, neighbours="add-or-remove-one")
+    assert found.ruling is Ruling.OPEN and names(found) == ["relation"]
+    free = line("dp-sgd", fixed, epsilon=50.0)
+    assert free.ruling is Ruling.HOLDS and names(free) == [] and free.epsilon == found.epsilon
+
+
+@pytest.mark.parametrize("noise", [1e-9, 1e9])
+def test_tiny_and_huge_noise_have_bounds_as_well(noise: float) -> None:
+    adaptive = {"clipping": "adaptive", "count_stddev": 1e9, "draw": "everyone", "steps": 1, "delta": 1e-5}
+    found = line("dp-sgd", adaptive | {"noise_multiplier": noise})
+    assert 0 <= found.epsilon_lower <= found.epsilon and (found.epsilon > 1e17 or found.epsilon < 1e-4)
 
 
 def test_a_hybrid_sum_gets_a_line_that_is_never_accepted() -> None:

@@ -12,7 +12,7 @@ from quietsum.audit.claims.dp_sgd import Training, price_training, rate_of
 from quietsum.audit.claims.opacus import calibrated_by_library
 from quietsum.audit.claims.registry import reads
 from quietsum.audit.claims.steps import Draw, count_steps, gaussian, line_of
-from quietsum.audit.claims.values import Line, Remark, Stated, assumption, mistake
+from quietsum.audit.claims.values import NOISE, Line, Remark, Stated, assumption, mistake
 from quietsum.errors import InvalidParameter
 from quietsum.keys import COUNT, NON_NEGATIVE, OPEN_FRACTION, POSITIVE, SHARE, choices, key, table
 from quietsum.privacy import (
@@ -35,7 +35,7 @@ __all__ = ["FedMedSettings", "FraudConfig", "FraudReport", "PrismSettings", "tri
 class FedMedRound:
     """(σ, q, steps) of one round."""
 
-    noise_multiplier: float = key("Noise over the clip norm.", bound=NON_NEGATIVE)
+    noise_multiplier: float = key("Noise over the clip norm.", bound=NOISE)
     sample_rate: float = key("The share that is drawn.", bound=SHARE)
     steps: int = key("Noisy steps in it.", bound=COUNT)
 
@@ -174,7 +174,7 @@ class FraudReport:
     target_epsilon: float | None = key("The ε that was aimed at.", default=None, bound=POSITIVE)
     target_delta: float = key("Its δ, as stated.", bound=OPEN_FRACTION)
     achieved_epsilon: float = key("The ε that is reported.", bound=NON_NEGATIVE)
-    noise_multiplier: float = key("Noise over the clip norm.", bound=NON_NEGATIVE)
+    noise_multiplier: float = key("Noise over the clip norm.", bound=NOISE)
     max_grad_norm: float | None = key("The clip norm; ε does not hang on it.", default=None, bound=POSITIVE)
     sampling_probability: float = key("batch_size / dataset_size.", bound=SHARE)
     training_steps: int = key("Noisy steps in it.", bound=COUNT)
@@ -198,7 +198,7 @@ class FraudConfig:
     dp_enabled: bool = key("Whether noise is added at all.", default=True)
     epsilon: float = key("The ε that is aimed at.", bound=POSITIVE)
     delta: float = key("Its δ, as stated.", bound=OPEN_FRACTION)
-    noise_multiplier: float = key("Noise over the clip norm.", bound=NON_NEGATIVE)
+    noise_multiplier: float = key("Noise over the clip norm.", bound=NOISE)
     max_grad_norm: float | None = key("The clip norm; ε does not hang on it.", default=None, bound=POSITIVE)
     secure_agg_enabled: bool = key(
         "Whether updates are masked; that hides them from the server and changes no ε.", default=False
@@ -265,7 +265,9 @@ class PrismSettings:
     epsilon: float = key("The ε that is aimed at.", bound=POSITIVE)
     delta: float = key("Its δ, as stated.", default=1e-5, bound=OPEN_FRACTION)
     max_grad_norm: float | None = key("The clip norm; ε does not hang on it.", default=None, bound=POSITIVE)
-    noise_multiplier: float | None = key("Noise over the clip norm; if omitted, chosen by the library.", default=None)
+    noise_multiplier: float | None = key(
+        "Noise over the clip norm; if omitted, chosen by the library.", default=None, bound=NOISE
+    )
     epochs: float = key("Epochs of the training.", default=50.0, bound=POSITIVE)
     batch_size: int = key("Records in a batch.", default=32, bound=COUNT)
     learning_rate: float | None = key("The step size; ε does not hang on it.", default=None, bound=POSITIVE)

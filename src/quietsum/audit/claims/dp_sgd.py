@@ -20,7 +20,7 @@ from typing import final
 
 from quietsum.audit.claims.registry import reads
 from quietsum.audit.claims.steps import Draw, count_steps, drawn_event, gaussian, line_of, relation_of, remark_draw
-from quietsum.audit.claims.values import Line, Remark, Stated, assumption, mistake, note
+from quietsum.audit.claims.values import NOISE, Line, Remark, Stated, assumption, mistake, note
 from quietsum.errors import InvalidParameter
 from quietsum.keys import COUNT, NON_NEGATIVE, OPEN_FRACTION, POSITIVE, SHARE, choices, key, table
 from quietsum.privacy import (
@@ -218,7 +218,7 @@ def _step(training: Training, factor: float, relation: Neighbours) -> tuple[Priv
         return None, [mistake("count-noise", text, "add noise to the count and count it", always=True)]
     # Replace-one moves the sum by 2C and the count by 1; otherwise the sum moves by C and the count by 1.
     count = training.count_stddev * (2 if relation is Neighbours.REPLACE_ONE else 1)
-    joint = (noise**-2 + count**-2) ** -0.5
+    joint = 1 / math.hypot(1 / noise, 1 / count)
     text = (
         "the clip norm follows a noisy count of clipped records, which leaves with the sum: together their noise "
         f"counts as {joint:.4g}, not {noise:.4g}"
@@ -233,10 +233,8 @@ def _step(training: Training, factor: float, relation: Neighbours) -> tuple[Priv
 class DpSgdSettings:
     """A noisy training in the words of the field."""
 
-    noise_multiplier: float | None = key("Noise over the clip norm.", default=None, bound=NON_NEGATIVE)
-    noise_stddev: float | None = key(
-        "Or the standard deviation of the noise on the sum.", default=None, bound=NON_NEGATIVE
-    )
+    noise_multiplier: float | None = key("Noise over the clip norm.", default=None, bound=NOISE)
+    noise_stddev: float | None = key("Or the standard deviation of the noise on the sum.", default=None, bound=NOISE)
     clip_norm: float | None = key("What a contribution is clipped to.", default=None, bound=POSITIVE)
     sample_rate: float | None = key("The chance that a record is in a step.", default=None, bound=SHARE)
     batch_size: int | None = key("Or the size of a batch, with records.", default=None, bound=COUNT)
@@ -251,7 +249,7 @@ class DpSgdSettings:
     noise_divided: bool = key(
         "Whether the noise was divided by the batch size, though the clip was not.", default=False
     )
-    count_stddev: float | None = key("Noise on the count of clipped records.", default=None, bound=NON_NEGATIVE)
+    count_stddev: float | None = key("Noise on the count of clipped records.", default=None, bound=NOISE)
     noise: str = key("The law of the noise.", default="gaussian", bound=choices("gaussian", "laplace"))
     dimension: int | None = key("How many parameters there are; for Laplace noise.", default=None, bound=COUNT)
     cohort_rate: float | None = key(
@@ -347,7 +345,7 @@ class TableRow:
     """One row of a table: a training, and the ε that stands beside it."""
 
     label: str = key("What the row is called.", default="")
-    noise_multiplier: float = key("Noise over the clip norm.", bound=NON_NEGATIVE)
+    noise_multiplier: float = key("Noise over the clip norm.", bound=NOISE)
     sample_rate: float = key("The chance that a record is in a step.", default=1.0, bound=SHARE)
     steps: int = key("Noisy steps in all.", bound=COUNT)
     delta: float = key("The δ of the row.", bound=OPEN_FRACTION)

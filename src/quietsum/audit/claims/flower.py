@@ -17,9 +17,9 @@ import math
 
 from quietsum.audit.claims.registry import reads
 from quietsum.audit.claims.steps import Draw, gaussian, line_of, relation_of
-from quietsum.audit.claims.values import Line, Remark, Stated, assumption, mistake, note
+from quietsum.audit.claims.values import NOISE, Line, Remark, Stated, assumption, mistake, note
 from quietsum.errors import InvalidParameter
-from quietsum.keys import COUNT, NON_NEGATIVE, OPEN_FRACTION, POSITIVE, SHARE, choices, key, table
+from quietsum.keys import COUNT, NON_NEGATIVE, OPEN_FRACTION, POSITIVE, SHARE, Bound, choices, key, table
 from quietsum.privacy import FixedSizeSampled, Gaussian, Neighbours, Observer, PrivacyEvent, PrivacyUnit, Repeated
 
 __all__ = ["FlowerLocalSettings", "FlowerStrategySettings"]
@@ -113,7 +113,7 @@ class FlowerStrategySettings:
     """The arguments of Flower's strategies with central noise, in its words."""
 
     strategy: str = key("The class of the strategy.", bound=choices(*_STRATEGIES))
-    noise_multiplier: float = key("As given to the strategy.", bound=NON_NEGATIVE)
+    noise_multiplier: float = key("As given to the strategy.", bound=NOISE)
     clipping_norm: float | None = key(
         "The clip norm, or the initial one; ε does not hang on it.", default=None, bound=POSITIVE
     )
@@ -121,7 +121,7 @@ class FlowerStrategySettings:
     num_clients: int | None = key("How many clients there are; if omitted, all take part.", default=None, bound=COUNT)
     rounds: int = key("Rounds of the run.", default=1, bound=COUNT)
     clipped_count_stddev: float | None = key(
-        "As given; if omitted, a twentieth of the sampled.", default=None, bound=POSITIVE
+        "As given; if omitted, a twentieth of the sampled.", default=None, bound=Bound(above=0, most=1e9)
     )
     weighting: str | None = key(
         "How the inner strategy weighs updates: examples, or uniform.",
@@ -196,6 +196,6 @@ def _rounds(sum_noise: float, count: float, rate: float, rounds: int, relation: 
     if sum_noise == 0:
         return None
     moved = 2.0 if relation is Neighbours.REPLACE_ONE else 1.0  # the count moves by 1 where the sum moves by C or by 2C
-    joint = (sum_noise**-2 + (moved * count) ** -2) ** -0.5
+    joint = 1 / math.hypot(1 / sum_noise, 1 / (moved * count))
     step: PrivacyEvent = Gaussian(noise_multiplier=joint)
     return Repeated(times=rounds, event=step if rate == 1 else FixedSizeSampled(rate=rate, event=step))

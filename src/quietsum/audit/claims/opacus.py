@@ -13,9 +13,9 @@ import math
 from quietsum.audit.claims.dp_sgd import Training, price_training, rate_of
 from quietsum.audit.claims.registry import reads
 from quietsum.audit.claims.steps import Draw, count_steps, line_of, relation_of
-from quietsum.audit.claims.values import Line, Remark, Stated, assumption, mistake, note
+from quietsum.audit.claims.values import NOISE, Line, Remark, Stated, assumption, mistake, note
 from quietsum.errors import InvalidParameter
-from quietsum.keys import COUNT, NON_NEGATIVE, OPEN_FRACTION, POSITIVE, SHARE, choices, key, table
+from quietsum.keys import COUNT, OPEN_FRACTION, POSITIVE, SHARE, choices, key, table
 from quietsum.privacy import PrivacyUnit, PureDP, compute_noise_multiplier
 
 __all__ = ["OpacusSettings", "calibrated_by_library"]
@@ -25,7 +25,7 @@ __all__ = ["OpacusSettings", "calibrated_by_library"]
 class OpacusSettings:
     """The arguments of Opacus' PrivacyEngine, in its words."""
 
-    noise_multiplier: float | None = key("As given to make_private.", default=None, bound=NON_NEGATIVE)
+    noise_multiplier: float | None = key("As given to make_private.", default=None, bound=NOISE)
     target_epsilon: float | None = key("As given to make_private_with_epsilon.", default=None, bound=POSITIVE)
     target_delta: float | None = key("As given there.", default=None, bound=OPEN_FRACTION)
     max_grad_norm: float | None = key(
@@ -44,9 +44,7 @@ class OpacusSettings:
         default="flat",
         bound=choices("flat", "per_layer", "adaptive", "ghost", "per-batch"),
     )
-    unclipped_num_std: float | None = key(
-        "Noise on the count, for adaptive clipping.", default=None, bound=NON_NEGATIVE
-    )
+    unclipped_num_std: float | None = key("Noise on the count, for adaptive clipping.", default=None, bound=NOISE)
     grad_sample_mode: str = key(
         "How gradients per record are computed; ε does not hang on it.",
         default="hooks",

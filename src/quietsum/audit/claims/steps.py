@@ -165,6 +165,15 @@ def line_of(
     at = stated.delta if stated.delta is not None else delta
     if at is None:
         raise InvalidParameter("claim.delta", None, "is missing", "an ε of Gaussian noise means nothing without its δ")
+    if stated.neighbours is not None and stated.neighbours is not neighbours:
+        found.append(
+            assumption(
+                "relation",
+                f"it is claimed for {stated.neighbours.value} neighbours, under which one record moves every batch "
+                f"behind it and nothing is proven; the figures are those for {neighbours.value}",
+                f"state it for {neighbours.value} neighbours",
+            )
+        )
     unit, size = stated.unit or protects, 1
     if _COARSER[unit] < _COARSER[protects]:
         found.append(_remark_finer(unit, protects, neighbours))

@@ -12,9 +12,9 @@ import dataclasses
 from quietsum.audit.claims.dp_sgd import Training, price_training, rate_of
 from quietsum.audit.claims.registry import reads
 from quietsum.audit.claims.steps import Draw
-from quietsum.audit.claims.values import Line, Stated
+from quietsum.audit.claims.values import NOISE, Line, Stated
 from quietsum.errors import InvalidParameter
-from quietsum.keys import COUNT, NON_NEGATIVE, OPEN_FRACTION, POSITIVE, key, table
+from quietsum.keys import COUNT, OPEN_FRACTION, POSITIVE, key, table
 from quietsum.privacy import PrivacyUnit
 
 __all__ = ["TfPrivacySettings"]
@@ -27,7 +27,7 @@ class TfPrivacySettings:
     number_of_examples: int = key("n, or number_of_examples.", bound=COUNT)
     batch_size: int = key("Records in a batch.", bound=COUNT)
     num_epochs: float = key("Epochs of the training.", bound=POSITIVE)
-    noise_multiplier: float = key("As given to the optimizer.", bound=NON_NEGATIVE)
+    noise_multiplier: float = key("As given to the optimizer.", bound=NOISE)
     delta: float | None = key("As given to the statement.", default=None, bound=OPEN_FRACTION)
     l2_norm_clip: float | None = key("As given to the optimizer; ε does not hang on it.", default=None, bound=POSITIVE)
     num_microbatches: int | None = key(

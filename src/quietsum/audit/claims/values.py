@@ -14,10 +14,14 @@ import dataclasses
 import enum
 from typing import Any, final
 
-from quietsum.keys import COUNT, NON_NEGATIVE, OPEN_FRACTION, choices, key, table
+from quietsum.keys import COUNT, NON_NEGATIVE, OPEN_FRACTION, Bound, choices, key, table, whole
 from quietsum.privacy import Neighbours, Observer, PrivacyEvent, PrivacyUnit
 
-__all__ = ["ClaimFile", "Line", "Remark", "RemarkKind", "Stated", "assumption", "mistake", "note"]
+__all__ = ["NOISE", "ClaimFile", "Line", "Remark", "RemarkKind", "Stated", "assumption", "mistake", "note"]
+
+
+NOISE = Bound(least=0, most=1e9)
+"""A noise multiplier, or a standard deviation: beyond, nothing but noise would be left."""
 
 
 @table
@@ -33,7 +37,7 @@ class Stated:
     units: int | None = key(
         "How many protected units there are: records, people or clients.", default=None, bound=COUNT
     )
-    records_per_unit: int | None = key("The most records of one person or client.", default=None, bound=COUNT)
+    records_per_unit: int | None = key("The most records of one person or client.", default=None, bound=whole(1, 1000))
     covers: str = key(
         "What the stated ε is about: the whole run, or one round of it.", default="run", bound=choices("run", "round")
     )
