@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers: Any = pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 import torch.nn.functional as F  # noqa: E402, N812
-import transformers  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from learning.architectures import ARCHITECTURES, Tower, adapted, built  # noqa: E402
@@ -99,7 +98,7 @@ def test_gradient_checkpointing_changes_nothing(name: str) -> None:
     architecture, clip = ARCHITECTURES[name], Flat(max_norm=0.5)
     model, batch = built(name).double(), typed(architecture.batch(ROWS), torch.float64)
     loop, _ = summed("naive", model, architecture.loss, batch, clip)
-    model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+    model.activation_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
     found, engine = summed("auto", model, architecture.loss, batch, clip)
     assert engine.name == "bookkeeping"
     assert apart(found, loop) < 1e-10

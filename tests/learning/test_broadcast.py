@@ -14,9 +14,10 @@ from torch import Tensor, nn  # noqa: E402
 from learning.test_bookkeeping import CLIPS, labels, loss, numbers, tokens, vector  # noqa: E402
 from quietsum.errors import InvalidParameter  # noqa: E402
 from quietsum.learning.clipping import Flat  # noqa: E402
-from quietsum.learning.engines import bookkeeping, broadcast, trial  # noqa: E402
-from quietsum.learning.engines.broadcast import Broadcast, NewPath, RowPlan  # noqa: E402
+from quietsum.learning.engines import bookkeeping, trial  # noqa: E402
 from quietsum.learning.engines.protocol import engine_for  # noqa: E402
+from quietsum.learning.engines.shared import broadcast  # noqa: E402
+from quietsum.learning.engines.shared.broadcast import Broadcast, NewPath, RowPlan  # noqa: E402
 
 KNOWN = "every trainable layer is known, so one backward pass is enough"
 

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from quietsum.errors import InvalidParameter
 from quietsum.learning.clipping import Clip
 from quietsum.learning.engines.batch_mixing import NORMS, mixing_now, refuse_mixing
-from quietsum.learning.engines.broadcast import Broadcast, NewPath, NotCovered, RowPlan
 from quietsum.learning.engines.completeness import find_unaccounted
 from quietsum.learning.engines.dense import stacks_in
 from quietsum.learning.engines.layers import Use
@@ -47,7 +46,8 @@ from quietsum.learning.engines.protocol import (
     trainable,
 )
 from quietsum.learning.engines.recurrent import unroll
-from quietsum.learning.engines.tied import join
+from quietsum.learning.engines.shared.broadcast import Broadcast, NewPath, NotCovered, RowPlan
+from quietsum.learning.engines.shared.tied import join
 from quietsum.learning.engines.tracing import slots_of
 from quietsum.learning.engines.trial import (
     few_of,

@@ -27,9 +27,9 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from quietsum.errors import InvalidParameter
 from quietsum.learning.engines import layers
-from quietsum.learning.engines.broadcast import NotCovered
 from quietsum.learning.engines.convolution import ConvolutionUse, Geometry
 from quietsum.learning.engines.layers import Entries, Use
+from quietsum.learning.engines.shared.broadcast import NotCovered
 
 __all__ = ["Builder", "Gradients", "Rule", "builder_for", "is_own", "linear", "rule"]
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from quietsum.errors import InvalidParameter
-from quietsum.learning.engines.broadcast import NotCovered
 from quietsum.learning.engines.protocol import Batch, joint_norm
+from quietsum.learning.engines.shared.broadcast import NotCovered
 
 __all__ = ["few_of", "refuse_rule", "replayed", "same_gradients", "same_losses", "sound_first"]
 
