@@ -50,6 +50,7 @@ from quietsum.learning.engines.shared.broadcast import Broadcast, NewPath, NotCo
 from quietsum.learning.engines.shared.tied import join
 from quietsum.learning.engines.tracing import slots_of
 from quietsum.learning.engines.trial import (
+    NothingFinite,
     few_of,
     refuse_rule,
     replayed,
@@ -131,6 +132,9 @@ class BookkeepingEngine:
             refuse_mixing(self._model)
         try:
             sums, self._norms = in_blocks(batch, self._micro_batch, self._parameters, len(self._groups), self._block)
+        except NothingFinite:  # no way of bookkeeping can be tried on this batch; another one will show
+            loop = NaiveEngine(self._model, self._loss, self._clip, micro_batch=self._micro_batch)
+            sums, self._norms = loop.clipped_sum(batch), loop.norms
         finally:
             for slot in self._slots:
                 slot.begin()
@@ -274,7 +278,7 @@ class BookkeepingEngine:
                 self._compare(ours, plain, count)
                 self._plan.keep(said)
                 return
-            except (InvalidParameter, torch.OutOfMemoryError):
+            except (InvalidParameter, NothingFinite, torch.OutOfMemoryError):
                 raise
             except NotCovered as found:
                 problem = found
