@@ -16,8 +16,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
+transformers: Any = pytest.importorskip("transformers")
+peft: Any = pytest.importorskip("peft")
 
 import torch.nn.functional as F  # noqa: E402, N812
 from torch import Tensor, nn  # noqa: E402
@@ -92,9 +92,6 @@ def _read(model: Any, batch: Any) -> Tensor:
     tokens, mask = batch
     embedded = model.tower(input_ids=tokens, attention_mask=mask).text_embeds
     return F.cross_entropy(model.head(embedded), tokens[:, 0] % CLASSES, reduction="none")
-
-
-_NO_DROPOUT = {"attention_dropout": 0.0}
 
 
 def _gpt2(tied: bool) -> nn.Module:
@@ -179,7 +176,9 @@ def built(name: str, *, tied: bool = False) -> nn.Module:
 def adapted(name: str, *, dora: bool = False) -> nn.Module:
     """The same with LoRA adapters, of which neither half is zero; all else is frozen."""
     architecture = ARCHITECTURES[name]
-    config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=list(architecture.adapters), use_dora=dora)
+    config = peft.LoraConfig(
+        r=2, lora_alpha=4, target_modules=list(architecture.adapters), use_dora=dora, fan_in_fan_out=name == "GPT-2"
+    )
     model = built(name)
     with torch.random.fork_rng():
         torch.manual_seed(8)

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers: Any = pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 import torch.nn.functional as F  # noqa: E402, N812
-import transformers  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from learning.architectures import ARCHITECTURES, Tower, adapted, built  # noqa: E402
+from quietsum import PrivacyConfig, PrivateTrainer  # noqa: E402
 from quietsum.errors import InvalidParameter  # noqa: E402
 from quietsum.learning.clipping import Clip, Flat, PerLayer  # noqa: E402
 from quietsum.learning.engines.batch_mixing import mixes_examples  # noqa: E402
@@ -99,7 +99,7 @@ def test_gradient_checkpointing_changes_nothing(name: str) -> None:
     architecture, clip = ARCHITECTURES[name], Flat(max_norm=0.5)
     model, batch = built(name).double(), typed(architecture.batch(ROWS), torch.float64)
     loop, _ = summed("naive", model, architecture.loss, batch, clip)
-    model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+    model.activation_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
     found, engine = summed("auto", model, architecture.loss, batch, clip)
     assert engine.name == "bookkeeping"
     assert apart(found, loop) < 1e-10
@@ -177,3 +177,24 @@ def test_compiled_models_give_the_same_sum() -> None:
     compiled: Callable[..., Any] = torch.compile(model, backend="eager")
     found, _ = summed("auto", compiled, architecture.loss, batch, clip)  # type: ignore[arg-type]
     assert apart(found, loop) < 1e-10
+
+
+def test_a_trainer_takes_the_model_as_it_is_and_stays_with_the_books() -> None:
+    architecture, model = ARCHITECTURES["GPT-2"], adapted("GPT-2")
+    config = PrivacyConfig(epsilon=8.0, delta=1e-3, epochs=1, batch_size=16)
+    trainer = PrivateTrainer(model, config, loss=architecture.loss, selfcheck=False, check_labels=False)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    trainer.train(torch.utils.data.TensorDataset(*architecture.batch(48)))
+    moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert trainer.engine.startswith("bookkeeping: every trainable layer is known")
+    assert moved == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_self_check_accepts_each_architecture(name: str) -> None:
+    architecture, model = ARCHITECTURES[name], built(name)
+    config = PrivacyConfig(epsilon=8.0, delta=1e-3, epochs=1, batch_size=16)
+    trainer = PrivateTrainer(model, config, loss=architecture.loss, check_labels=False)
+    trainer.train(torch.utils.data.TensorDataset(*architecture.batch(48)))
+    assert trainer.engine.startswith("bookkeeping: every trainable layer is known")

@@ -14,9 +14,10 @@ from torch import Tensor, nn  # noqa: E402
 from learning.test_bookkeeping import CLIPS, labels, loss, numbers, tokens, vector  # noqa: E402
 from quietsum.errors import InvalidParameter  # noqa: E402
 from quietsum.learning.clipping import Flat  # noqa: E402
-from quietsum.learning.engines import bookkeeping, broadcast, trial  # noqa: E402
-from quietsum.learning.engines.broadcast import Broadcast, NewPath, RowPlan  # noqa: E402
+from quietsum.learning.engines import bookkeeping, trial  # noqa: E402
 from quietsum.learning.engines.protocol import engine_for  # noqa: E402
+from quietsum.learning.engines.shared import broadcast  # noqa: E402
+from quietsum.learning.engines.shared.broadcast import Broadcast, NewPath, RowPlan  # noqa: E402
 
 KNOWN = "every trainable layer is known, so one backward pass is enough"
 
@@ -182,9 +183,23 @@ def test_a_first_batch_that_begins_with_broken_records_changes_nothing() -> None
     found = torch.cat([part.flatten() for part in engine.clipped_sum((x, y))])
     assert float((found - clean).norm() / clean.norm()) < 1e-10
     assert engine.why == KNOWN
-    x[:] = torch.nan
-    engine = engine_for("auto", model, loss, Flat(max_norm=0.5))
-    assert not any(part.any() for part in engine.clipped_sum((x, y)))
+
+
+def test_a_first_batch_of_broken_records_alone_adds_nothing_and_the_next_one_is_served_as_ever() -> None:
+    model, (x, y) = Looked("t, d").double(), (tokens(4), labels())
+    weight = torch.ones(len(x), dtype=torch.float64)
+
+    def weighed(model: nn.Module, batch: Any) -> Tensor:
+        return loss(model, batch[:2]) * batch[2]
+
+    for name in ("auto", "bookkeeping"):
+        engine = engine_for(name, model, weighed, Flat(max_norm=0.5))
+        assert not any(part.any() for part in engine.clipped_sum((x, y, weight * torch.nan)))
+        assert int(engine.small_norms()) == 0
+        found = torch.cat([part.flatten() for part in engine.clipped_sum((x, y, weight))])
+        loop = vector("naive", model, (x, y), Flat(max_norm=0.5))
+        assert float((found - loop).norm() / loop.norm()) < 1e-10
+        assert (engine.name, engine.why) == ("bookkeeping", KNOWN)
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -15,8 +15,9 @@ from learning.test_bookkeeping import CLIPS, Tied, agrees, labels, loss, numbers
 from quietsum.errors import InvalidParameter  # noqa: E402
 from quietsum.learning import rule  # noqa: E402
 from quietsum.learning.clipping import Flat  # noqa: E402
-from quietsum.learning.engines import layers, rules, tied  # noqa: E402
+from quietsum.learning.engines import layers, rules  # noqa: E402
 from quietsum.learning.engines.protocol import engine_for  # noqa: E402
+from quietsum.learning.engines.shared import tied  # noqa: E402
 
 
 class Turned(nn.Module):

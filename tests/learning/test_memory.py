@@ -111,6 +111,30 @@ def test_what_is_kept_of_no_batch_passes(kind: str) -> None:
     assert what_remembers(Keeping(kind), cross_entropy, rows()) is None
 
 
+class Making(collections.OrderedDict[str, Any]):
+    """A table that makes something of what is asked for, as registries of libraries do."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise TypeError("asked for")
+
+
+REGISTRY = Making(relu=(nn.ReLU, {}))
+
+
+def test_a_registry_is_read_without_asking_it_for_anything() -> None:
+    class Registered(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + len(REGISTRY)
+
+    def keeping(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        REGISTRY["last"] = batch[0].mean()
+        return cross_entropy(model, batch)
+
+    assert what_remembers(Registered(3, 2), cross_entropy, rows()) is None
+    assert what_remembers(Registered(3, 2), keeping, rows()) is not None
+    assert list(REGISTRY) == ["relu"]
+
+
 def test_a_hook_of_the_forward_pass_that_keeps_the_batch_is_found() -> None:
     kept: list[Tensor] = []
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))

@@ -145,7 +145,7 @@ class Reached:
             self.notes[f"len({name})"] = len(value)
             return
         if isinstance(value, dict):
-            held = dict(value)
+            held = dict(dict.items(value))  # a subclass may make something new of what is asked for
             self._undo.append(lambda: _restore_names(value, held))
             parts: Iterable[tuple[Any, Any]] = held.items()
         else:

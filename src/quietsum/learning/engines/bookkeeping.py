@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from quietsum.errors import InvalidParameter
 from quietsum.learning.clipping import Clip
 from quietsum.learning.engines.batch_mixing import NORMS, mixing_now, refuse_mixing
-from quietsum.learning.engines.broadcast import Broadcast, NewPath, NotCovered, RowPlan
 from quietsum.learning.engines.completeness import find_unaccounted
 from quietsum.learning.engines.dense import stacks_in
 from quietsum.learning.engines.layers import Use
@@ -47,9 +46,11 @@ from quietsum.learning.engines.protocol import (
     trainable,
 )
 from quietsum.learning.engines.recurrent import unroll
-from quietsum.learning.engines.tied import join
+from quietsum.learning.engines.shared.broadcast import Broadcast, NewPath, NotCovered, RowPlan
+from quietsum.learning.engines.shared.tied import join
 from quietsum.learning.engines.tracing import slots_of
 from quietsum.learning.engines.trial import (
+    NothingFinite,
     few_of,
     refuse_rule,
     replayed,
@@ -131,6 +132,9 @@ class BookkeepingEngine:
             refuse_mixing(self._model)
         try:
             sums, self._norms = in_blocks(batch, self._micro_batch, self._parameters, len(self._groups), self._block)
+        except NothingFinite:  # no way of bookkeeping can be tried on this batch; another one will show
+            loop = NaiveEngine(self._model, self._loss, self._clip, micro_batch=self._micro_batch)
+            sums, self._norms = loop.clipped_sum(batch), loop.norms
         finally:
             for slot in self._slots:
                 slot.begin()
@@ -274,7 +278,7 @@ class BookkeepingEngine:
                 self._compare(ours, plain, count)
                 self._plan.keep(said)
                 return
-            except (InvalidParameter, torch.OutOfMemoryError):
+            except (InvalidParameter, NothingFinite, torch.OutOfMemoryError):
                 raise
             except NotCovered as found:
                 problem = found

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from quietsum.learning.engines.broadcast import Broadcast, NotCovered
+from quietsum.learning.engines.shared.broadcast import Broadcast, NotCovered
 from quietsum.learning.engines.tracing import Slot
 
 __all__ = ["find_unaccounted"]

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from quietsum.learning.engines.broadcast import NotCovered
 from quietsum.learning.engines.layers import Use
+from quietsum.learning.engines.shared.broadcast import NotCovered
 from quietsum.learning.engines.tracing import Slot
 
 __all__ = ["DenseStack", "stacks_in"]

@@ -381,7 +381,7 @@ class EmbeddingUse:
 class SharedLookupUse:
     """A table from which all examples take the same rows, as positions do: tokens (t,) and gradients (n, t, d).
 
-    Σ of the g_t of equal tokens is every example's gradient at that row of the table, and no other row has one.
+    Equal tokens add up to the gradient of one row of the table, kept at the first of them; no other row has one.
     """
 
     __slots__ = ("_rows", "_shape", "_summed")
@@ -389,7 +389,9 @@ class SharedLookupUse:
     def __init__(self, tokens: Tensor, g: Tensor, *, shape: torch.Size, padding: int | None) -> None:
         if padding is not None:
             g = g.masked_fill((tokens == padding)[:, None], 0)
-        self._rows, places = torch.unique(tokens, return_inverse=True)
+        small = shape[0] <= len(tokens)  # the whole table
+        self._rows = torch.arange(shape[0], device=g.device) if small else tokens
+        places = tokens if small else first_places(tokens)
         self._summed = g.new_zeros((len(g), len(self._rows), g.shape[2])).index_add_(1, places, g)
         self._shape = shape
 
@@ -399,7 +401,7 @@ class SharedLookupUse:
 
     def instances(self) -> list[Tensor]:
         """See :class:`Use`."""
-        return [self._summed.new_zeros((len(self._summed), *self._shape)).index_copy_(1, self._rows, self._summed)]
+        return [self._summed.new_zeros((len(self._summed), *self._shape)).index_add_(1, self._rows, self._summed)]
 
     def drop(self, bad: Tensor) -> None:
         """See :class:`Use`."""
@@ -408,7 +410,20 @@ class SharedLookupUse:
     def weigh(self, factors: Sequence[Tensor]) -> list[Tensor]:
         """See :class:`Use`."""
         table = self._summed.new_zeros(self._shape)
-        return [table.index_copy_(0, self._rows, _weigh(factors[0], self._summed))]
+        return [table.index_add_(0, self._rows, _weigh(factors[0], self._summed))]
+
+
+def first_places(tokens: Tensor) -> Tensor:
+    """For each token the place of the first one equal to it, without waiting for a card.
+
+    >>> first_places(torch.tensor([7, 3, 7, 7, 3])).tolist()
+    [0, 1, 0, 0, 1]
+    """
+    ordered, order = tokens.sort(stable=True)
+    places = torch.arange(len(tokens), device=tokens.device)
+    begins = torch.cat([places[:1] == 0, ordered[1:] != ordered[:-1]])
+    starts = torch.where(begins, places, 0).cummax(0).values
+    return torch.empty_like(order).scatter_(0, order, order[starts])
 
 
 @final

@@ -62,6 +62,11 @@ class NaiveEngine:
         sums, self._norms = in_blocks(batch, self._micro_batch, self._parameters, len(self._groups), self._block)
         return sums
 
+    @property
+    def norms(self) -> Tensor | None:
+        """Those of the last batch, (n, groups), if there was one."""
+        return self._norms
+
     def small_norms(self) -> Tensor:
         """See :class:`quietsum.learning.engines.protocol.Engine`."""
         return count_small(self._norms, self._clip)

@@ -27,9 +27,9 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from quietsum.errors import InvalidParameter
 from quietsum.learning.engines import layers
-from quietsum.learning.engines.broadcast import NotCovered
 from quietsum.learning.engines.convolution import ConvolutionUse, Geometry
 from quietsum.learning.engines.layers import Entries, Use
+from quietsum.learning.engines.shared.broadcast import NotCovered
 
 __all__ = ["Builder", "Gradients", "Rule", "builder_for", "is_own", "linear", "rule"]
 
@@ -118,7 +118,7 @@ def builder_for(module: Any, own: set[str]) -> tuple[Builder, bool] | None:
 
 def _by_rule(function: Rule, module: nn.Module, names: Sequence[str], entries: Entries, rows: int) -> Use:
     """What a rule says of all calls: tensors are added up, pairs are lined up as positions."""
-    said = [function(module, a, g) for a, g in entries]
+    said = [function(module, a.to(g.dtype) if a.is_floating_point() else a, g) for a, g in entries]
     uses: list[Use] = []
     for name in names:
         shape = module._parameters[name].shape  # type: ignore[union-attr]
@@ -285,4 +285,4 @@ def _over_channels(
 def _gpt2_linear(module: Any, a: Tensor, g: Tensor) -> Gradients:
     """A Linear layer of GPT-2, whose weight lies the other way round."""
     a, g = a.reshape(len(a), -1, a.shape[-1]), g.reshape(len(g), -1, g.shape[-1])
-    return {"weight": (a.to(g.dtype), g), "bias": g.sum(1)}
+    return {"weight": (a, g), "bias": g.sum(1)}

@@ -23,10 +23,10 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from quietsum.learning.engines import layers
-from quietsum.learning.engines.broadcast import Broadcast, NotCovered, RowPlan
 from quietsum.learning.engines.layers import Entries, Use
 from quietsum.learning.engines.recurrent import can_unroll, names_in
 from quietsum.learning.engines.rules import builder_for, is_own, linear
+from quietsum.learning.engines.shared.broadcast import Broadcast, NotCovered, RowPlan
 
 __all__ = ["NotCovered", "Slot", "slots_of"]
 

@@ -20,13 +20,17 @@ import torch
 from torch import Tensor
 
 from quietsum.errors import InvalidParameter
-from quietsum.learning.engines.broadcast import NotCovered
 from quietsum.learning.engines.protocol import Batch, joint_norm
+from quietsum.learning.engines.shared.broadcast import NotCovered
 
-__all__ = ["few_of", "refuse_rule", "replayed", "same_gradients", "same_losses", "sound_first"]
+__all__ = ["NothingFinite", "few_of", "refuse_rule", "replayed", "same_gradients", "same_losses", "sound_first"]
 
 _APART = {torch.float64: 1e-8, torch.float32: 1e-3}
 _APART_HALF = 0.1
+
+
+class NothingFinite(Exception):
+    """No example has a finite gradient, so this batch shows nothing."""
 
 
 def few_of(batch: Batch, count: int) -> Batch:
@@ -74,7 +78,8 @@ def same_gradients(
     """The number of the first parameter whose gradient for some example is another one by the books; None: all agree.
 
     ``plain`` are the losses without bookkeeping; ``weigh(i)`` is the gradient of example i by the books, ``norms``
-    what they say of its norm. Raises :class:`NotCovered` if no example has a finite gradient, or for a norm too small.
+    what they say of its norm. Raises :class:`NothingFinite` if no example has a finite gradient, and
+    :class:`~quietsum.learning.engines.shared.broadcast.NotCovered` for a norm that is too small.
     """
     within, judged = _within(plain), 0
     for row in range(len(plain)):
@@ -93,7 +98,7 @@ def same_gradients(
         if not float(norms[row]) >= whole * (1 - max(within, 1e-5)):
             raise NotCovered("the norm of an example is smaller by the books than by torch")
     if not judged:
-        raise NotCovered("no example of the first batch has a finite gradient, so the books cannot be tried")
+        raise NothingFinite
     return None
 
 

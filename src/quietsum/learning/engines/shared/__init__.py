@@ -1,0 +1,1 @@
+"""What examples share (positions, tokens, scales) and what layers share (tied tables)."""
