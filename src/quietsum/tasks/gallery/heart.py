@@ -388,7 +388,9 @@ class HeartTask:
 
     def rehearse(self, orders: LocalOrders | None = None) -> None:
         """Read the tables, which must be the published ones, and try the gradients."""
-        assert self._private and self._held_out and (not self.root_size or self._root is not None)
+        _ = self._private, self._held_out  # each is read, and verified, when it is first asked for
+        if self.root_size:
+            _ = self._root
         self.rehearse_unseen(orders)
 
     def rehearse_unseen(self, orders: LocalOrders | None = None) -> None:
