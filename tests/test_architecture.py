@@ -160,7 +160,11 @@ def test_a_way_is_counted_the_second_time_and_without_imports(tmp_path: Path) ->
         "import second\nfrom pathlib import Path\n"
         "def begin():\n    return second.work() + sum(second.work() for _ in range(2))\n"
     )
-    (tmp_path / "second.py").write_text("def work():\n    from late import helper\n    return helper()\n")
+    (tmp_path / "second.py").write_text(
+        "def open_door():\n    def find(name):\n        return len(name)\n    return find\n"
+        "__getattr__ = open_door()\n"
+        "def work():\n    from late import helper\n    __getattr__('a late name')\n    return helper()\n"
+    )
     sys.path.insert(0, str(tmp_path))
     try:
         first = load(tmp_path / "first.py")

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quietsum.party.secure import Key, SecureSite, model_hash
+from quietsum.party import model_hash
+from quietsum.party.secure import Key, SecureSite
 from quietsum.secagg import Identity, Reason, Refused, Server, SessionTerms, Step
 from quietsum.secagg.parameters import Adversary, Parameters
 

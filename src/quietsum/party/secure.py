@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import QuietsumError
+from quietsum.party.work import model_hash
 from quietsum.plan import LARGEST, MAX_UPDATE, longest_update, sessions_of
 from quietsum.privacy import PrivacyUnit
 from quietsum.secagg import (
@@ -47,7 +48,6 @@ __all__ = [
     "Weighted",
     "absent",
     "contribution_of",
-    "model_hash",
     "sessions_of",
     "terms_of",
 ]
@@ -56,12 +56,6 @@ Vector = NDArray[np.float64]
 Masked = NDArray[np.uint32]
 Key = tuple[str, int, int]
 """Run, round and attempt: what a session is known by before it has keys."""
-
-
-def model_hash(params: Vector) -> str:
-    """SHA-256 of the model's exact bytes and shape."""
-    values = np.ascontiguousarray(params, dtype="<f8")
-    return hashlib.sha256(f"{values.shape}".encode() + values.tobytes()).hexdigest()
 
 
 def terms_of(resolved: ResolvedPlan, key: Key, model: str) -> SessionTerms:

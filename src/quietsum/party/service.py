@@ -52,9 +52,9 @@ from quietsum.party.requests import (
     refuse_on,
     refuse_privately,
 )
-from quietsum.party.secure import Key, SecureSite, contribution_of, model_hash, terms_of
+from quietsum.party.secure import Key, SecureSite, contribution_of, terms_of
 from quietsum.party.site_task import SiteRun, make_task, try_task
-from quietsum.party.work import NotTouched, Site, look_for_data
+from quietsum.party.work import NotTouched, Site, look_for_data, model_hash
 from quietsum.secagg import DRAWING, Adversary, Demands, Reason, Refused as Unwilling, Step
 
 if TYPE_CHECKING:
