@@ -34,7 +34,7 @@ __all__ = [
     "describe_failure",
     "read_hash",
     "read_key",
-    "read_model",
+    "read_params",
     "read_run",
     "refuse_on",
     "refuse_privately",
@@ -135,7 +135,7 @@ def read_hash(letter: Letter, name: str) -> str:
     return value
 
 
-def read_model(letter: Letter, resolved: ResolvedPlan) -> np.ndarray[Any, np.dtype[np.float64]]:
+def read_params(letter: Letter, resolved: ResolvedPlan) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The model that a request carries, of the plan's dimension."""
     params = letter.vector
     if params is None or params.shape != (resolved.dimension,) or not np.isfinite(params).all():

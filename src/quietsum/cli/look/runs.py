@@ -364,7 +364,7 @@ def _print_runs(found: Sequence[dict[str, Any]]) -> None:
     from rich.table import Table
 
     from quietsum.cli.shared.output import figure, print_rows
-    from quietsum.runs import NO_GUARANTEE
+    from quietsum.plan import NO_GUARANTEE
 
     apart = "\n" if sys.stdout.isatty() else "; "
 

@@ -20,7 +20,7 @@ import dataclasses
 import numpy as np
 
 from quietsum.defence.validation.schema import Cleaning, Schema
-from quietsum.defence.validation.tables import Cells, Mask, Table
+from quietsum.defence.validation.tables import ColumnCells, Mask, Table
 
 __all__ = ["clean"]
 
@@ -47,7 +47,7 @@ def clean(table: Table, schema: Schema) -> Table:
     )
 
 
-def _find_rows(cells: Cells, rule: Cleaning) -> Mask:
+def _find_rows(cells: ColumnCells, rule: Cleaning) -> Mask:
     """The rows that the rule is about."""
     if rule.when == "missing":
         return cells.missing
@@ -60,7 +60,7 @@ def _find_rows(cells: Cells, rule: Cleaning) -> Mask:
     return found
 
 
-def _mend(cells: Cells, rule: Cleaning, met: Mask) -> Cells:
+def _mend(cells: ColumnCells, rule: Cleaning, met: Mask) -> ColumnCells:
     if cells.texts is not None:
         texts = cells.texts.copy()
         texts[met] = str(rule.constant)

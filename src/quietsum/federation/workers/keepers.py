@@ -40,7 +40,7 @@ from quietsum.validate import positive, whole_number
 if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan
 
-__all__ = ["Enlist", "Keeper", "Keepers", "main"]
+__all__ = ["Enlist", "Keeper", "Keepers", "serve_as_keeper"]
 
 log = logging.getLogger(__name__)
 
@@ -437,12 +437,14 @@ class _Trainer:
             self._worker = None
 
 
-def main() -> None:
+def serve_as_keeper() -> None:
     """A keeper process: answer until the input ends."""
     serve_jobs(Keeper())
 
 
 if __name__ == "__main__":
-    from quietsum.federation.workers.keepers import main as serving  # messages name the classes of the module
+    from quietsum.federation.workers.keepers import (
+        serve_as_keeper as serving,  # messages name the classes of the module
+    )
 
     serving()
