@@ -205,3 +205,32 @@ def test_the_control_a_crowded_folder_is_found(tmp_path: Path) -> None:
     assert crowded(tmp_path) == {}
     (tmp_path / "another.py").touch()
     assert crowded(tmp_path) == {".": MOST + 1}
+
+
+LONGEST = 600
+"""Lines of one file: what is longer is one class or one state machine, which is not cut."""
+GRACE = 60
+LONG: dict[str, str] = {
+    "learning/trainer.py": "PrivateTrainer, from the first look at the records to the model",
+    "ledger/accounts.py": "the rule by which entries are written and read",
+    "secagg/messages.py": "every message of the protocol, beside the one that reads it",
+}
+"""Files with more lines than that and some grace, and what each is."""
+
+
+def too_long(package: Path) -> list[str]:
+    """Files whose length would need a reason."""
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in package.rglob("*.py")}
+    return sorted(path.relative_to(package).as_posix() for path, count in lines.items() if count > LONGEST + GRACE)
+
+
+def test_a_long_file_is_one_idea() -> None:
+    found = too_long(ROOT / "src" / "quietsum")
+    assert [path for path in found if path not in LONG] == [], "move an idea into a file of its own; cut no class"
+    assert all(LONG.values()) and all((ROOT / "src" / "quietsum" / path).is_file() for path in LONG)
+
+
+def test_the_control_a_long_file_is_found(tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text("x = 1\n" * (LONGEST + GRACE))
+    (tmp_path / "long.py").write_text("x = 1\n" * (LONGEST + GRACE + 1))
+    assert too_long(tmp_path) == ["long.py"]

@@ -7,10 +7,13 @@ tree with a mistake in it. A table of exceptions gives each a reason, and an ent
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
 
 import pytest
 
@@ -35,6 +38,11 @@ SHARED: Mapping[str, str] = {
     ),
 }
 """Public names that two modules may define, and why."""
+DOUBLES: Mapping[str, str] = {
+    **{name: reason for name, reason in SHARED.items() if name not in ("canonical", "pack", "unpack")},
+    "Batch": "examples as arrays with one first dimension: of torch in learning, of numpy in selfcheck",
+}
+"""Names that two rooms show for two things, and why."""
 FIELD: Mapping[str, str] = {
     "clipped": "a clipped sum",
     "closed": "a closed form",
@@ -101,6 +109,19 @@ def list_shared(house: Path, rooms: Collection[str]) -> list[str]:
     return [f"{name}: {', '.join(where)}" for name, where in public_names(house, rooms).items() if len(where) > 1]
 
 
+def list_doubles(doors: Mapping[str, Mapping[str, object]]) -> list[str]:
+    """Names that two rooms show and that are not one and the same thing."""
+    shown: defaultdict[str, dict[str, object]] = defaultdict(dict)
+    for room, names in doors.items():
+        for name, value in names.items():
+            shown[name][room] = value
+    return [
+        f"{name}: {', '.join(rooms)}"
+        for name, rooms in sorted(shown.items())
+        if any(value is not next(iter(rooms.values())) for value in rooms.values())
+    ]
+
+
 def is_property(node: Function) -> bool:
     return any(ast.unparse(one).split("(")[0].rpartition(".")[2] in PROPERTIES for one in node.decorator_list)
 
@@ -144,6 +165,25 @@ def test_a_public_name_is_defined_in_one_module() -> None:
     found = list_shared(HOUSE, HELD)
     assert [one for one in found if one.partition(":")[0] not in SHARED] == []
     assert sorted(one.partition(":")[0] for one in found) == sorted(SHARED), "an exception is no longer needed"
+
+
+def test_a_name_that_two_rooms_show_is_one_thing() -> None:
+    pytest.importorskip("torch")
+    rooms = [importlib.import_module(f"quietsum.{room}") for room in sorted(WORDED) if not room.startswith("__")]
+    doors = {room.__name__.rpartition(".")[2]: {name: getattr(room, name) for name in _shown(room)} for room in rooms}
+    found = list_doubles(doors)
+    assert [one for one in found if one.partition(":")[0] not in DOUBLES] == []
+    assert sorted(one.partition(":")[0] for one in found) == sorted(DOUBLES), "an exception is no longer needed"
+
+
+def _shown(room: ModuleType) -> list[str]:
+    """What a room shows at its door; a file that is a room shows at its door what its ``__all__`` lists."""
+    return [name for name in getattr(room, "__all__", ()) if not isinstance(getattr(room, name), TypeVar | str)]
+
+
+def test_the_control_two_things_of_one_name_are_found() -> None:
+    one, other = object(), object()
+    assert list_doubles({"a": {"x": one, "y": one}, "b": {"x": one, "y": other}}) == ["y: a, b"]
 
 
 def test_a_function_is_named_by_a_verb_and_not_by_a_participle() -> None:

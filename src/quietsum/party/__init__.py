@@ -29,8 +29,8 @@ if TYPE_CHECKING:
         parse_policy as parse_policy,
     )
     from quietsum.party.secure import (
+        AttemptKey as AttemptKey,
         Contribution as Contribution,
-        Key as Key,
         SecureSite as SecureSite,
         absent as absent,
         contribution_of as contribution_of,

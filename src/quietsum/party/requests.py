@@ -18,7 +18,7 @@ import numpy as np
 from quietsum.errors import BudgetExhausted, InvalidParameter, LedgerBroken, PlanUnderstates, QuietsumError
 from quietsum.ledger import StoreFailed, label
 from quietsum.party.books import name_in_books
-from quietsum.party.secure import Key
+from quietsum.party.secure import AttemptKey
 from quietsum.party.work import AnsweredBefore, NotTouched, TooLate
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _read_count(letter: Letter, name: str) -> int:
     return value
 
 
-def read_key(letter: Letter) -> Key:
+def read_key(letter: Letter) -> AttemptKey:
     """The run, round and attempt that a request names."""
     return read_run(letter), _read_count(letter, "round"), _read_count(letter, "attempt")
 

@@ -52,7 +52,7 @@ from quietsum.party.requests import (
     refuse_on,
     refuse_privately,
 )
-from quietsum.party.secure import Key, SecureSite, contribution_of, terms_of
+from quietsum.party.secure import AttemptKey, SecureSite, contribution_of, terms_of
 from quietsum.party.site_task import SiteRun, make_task, try_task
 from quietsum.party.work import NotTouched, Site, look_for_data, model_hash
 from quietsum.secagg import DRAWING, Adversary, Demands, Reason, Refused as Unwilling, Step
@@ -563,7 +563,7 @@ class SiteService:
         if place.masking is None:
             rules = self.policy.rules
 
-            def contribute(key: Key, params: Model) -> np.ndarray[Any, np.dtype[np.uint32]]:
+            def contribute(key: AttemptKey, params: Model) -> np.ndarray[Any, np.dtype[np.uint32]]:
                 how = contribution_of(place.resolved, key[1])
                 return self._make_site(place).contribution((*key, model_hash(params)), params, how)
 

@@ -98,7 +98,7 @@ def outlying(values: Vector, *, rate: float, most: int | None = None, heavy: boo
 def naming_distance(size: int, rate: float, most: int = 2, *, heavy: bool = False) -> float:
     """How many deviations of ``size`` others a row must lie from their mean to be named by :func:`outlying`.
 
-    >>> round(naming_distance(9, 0.05, most=1), 2), round(reach(3, 1e-5), 1)
+    >>> round(naming_distance(9, 0.05, most=1), 2), round(naming_distance(3, 1e-5), 1)
     (4.04, 1032.8)
     """
     chance = probability("rate", rate) / (2 * min(most, 2) * (size + 1))

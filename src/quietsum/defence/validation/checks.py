@@ -44,7 +44,7 @@ def validate(rows: Any, schema: Schema | None = None) -> Result:
     Guarantees: nothing is raised for what rows hold. The result is for the site's operator; what leaves a site because
     of it would have to be charged.
 
-    >>> from quietsum.defence.validation import Column
+    >>> from quietsum.defence.validation import SchemaColumn
     >>> found = validate({"age": np.array([34.0, 700.0])}, Schema(columns=(SchemaColumn(name="age", min=0, max=120),)))
     >>> found.ok, [(one.check, one.column, one.lines) for one in found.problems]
     (False, [('range', 'age', (1,))])
@@ -96,7 +96,7 @@ def fitting(rows: Any, schema: Schema) -> Mask:
     Guarantees: whether a row fits depends on that row and the schema alone, so leaving out the others costs nothing.
     What compares rows (duplicates, keys, shares, outliers by a robust z) is not looked at.
 
-    >>> from quietsum.defence.validation import Column
+    >>> from quietsum.defence.validation import SchemaColumn
     >>> fitting({"age": np.array([34.0, 700.0])}, Schema(columns=(SchemaColumn(name="age", min=0, max=120),))).tolist()
     [True, False]
     """

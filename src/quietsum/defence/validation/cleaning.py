@@ -5,9 +5,9 @@ dataset that differs in one record differs in at most that record after cleaning
 accounted. How many rows a rule concerned is a count of protected rows: it is reported to the site's operator alone.
 
 >>> import numpy as np
->>> from quietsum.defence.validation import Cleaning, Column, Schema, clean, from_arrays
+>>> from quietsum.defence.validation import Cleaning, SchemaColumn, Schema, clean, from_arrays
 >>> rule = Cleaning(column="age", when="outside", do="clamp", bounds=(0, 120))
->>> schema = Schema(columns=(Column(name="age"),), cleaning=(rule,))
+>>> schema = Schema(columns=(SchemaColumn(name="age"),), cleaning=(rule,))
 >>> table, _ = from_arrays({"age": np.array([34.0, 700.0])}, schema)
 >>> clean(table, schema).matrix(["age"]).ravel().tolist()
 [34.0, 120.0]
