@@ -37,7 +37,7 @@ picture: .venv/base.stamp
 	$(BIN)/quietsum show latest --workspace build/picture --output docs/_static/heart.svg
 
 quick: .venv/test.stamp
-	$(PYTEST) -m "not slow and not long" $(QUICK) $(ARGS)
+	QUIETSUM_TIER=quick $(PYTEST) -m "not slow and not long" $(QUICK) $(ARGS)
 
 test: .venv/test.stamp
 	$(PYTEST) -m "not long" $(PRICED:%=--ignore=%) $(ARGS)

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from quietsum.defence.validation import Column, Label, RowRules, Schema, read_table, validate
+from quietsum.defence.validation import Label, RowRules, Schema, SchemaColumn, read_table, validate
 
 LOW, HIGH = -5.0, 5.0
 
@@ -44,9 +44,9 @@ def written(path: Path, rows: int, columns: int, seed: int = 0) -> Schema:
     lines[rows // 2 :: 997] = lines[: len(lines[rows // 2 :: 997])]
     header = ",".join([*(f"v{place}" for place in range(columns)), "label"])
     path.write_text("\n".join([header, *lines, ""]), encoding="utf-8")
-    found = [Column(name=f"v{place}", min=LOW, max=HIGH, missing=1.0) for place in range(columns)]
+    found = [SchemaColumn(name=f"v{place}", min=LOW, max=HIGH, missing=1.0) for place in range(columns)]
     return Schema(
-        columns=(*found, Column(name="label", type="integer")),
+        columns=(*found, SchemaColumn(name="label", type="integer")),
         rows=RowRules(duplicates=1.0),
         label=Label(column="label", classes=(0, 1)),
     )

@@ -328,7 +328,8 @@ def table(rows: list[Row], *, markdown: bool) -> None:
     for row in rows:
         shown = [f"{row.means[side]:.3f}" if side in row.means else "–" for side in ("defaults", "tuned", "opacus")]
         kept = "–" if row.kept is None else f"{row.kept:.2f}"
-        cells.append((row.task, row.unit, f"{row.epsilon:g}", f"{row.signal:.0f}", row.metric, f"{row.chance:.3f}", *shown, kept))
+        about = (row.task, row.unit, f"{row.epsilon:g}", f"{row.signal:.0f}", row.metric, f"{row.chance:.3f}")
+        cells.append((*about, *shown, kept))
     if markdown:
         print("| " + " | ".join(heading) + " |\n|" + "---|" * len(heading))
         print("\n".join("| " + " | ".join(line) + " |" for line in cells))

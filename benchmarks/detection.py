@@ -43,7 +43,7 @@ from quietsum.defence import Seen, attack_named, flip_labels
 from quietsum.defence.detection import RATE, Detector, Finding
 from quietsum.defence.detection.backdoors import anomaly_indices, find_triggers, spectral_outliers, trigger_findings
 from quietsum.defence.detection.detector import WINDOWS
-from quietsum.defence.detection.outliers import reach
+from quietsum.defence.detection.outliers import naming_distance
 from quietsum.mechanisms.rng import randomness_for_tests
 
 Floats = NDArray[np.float64]
@@ -195,9 +195,12 @@ def thresholds(parties: int, dimension: int, classes: int, noisy: bool) -> str:
     told = []
     for width in windows:
         rate = RATE * width / len(windows)
-        far = {"norm": reach(parties - 1, rate, heavy=True), "direction": reach(parties - 1, rate / 2)}
+        far = {
+            "norm": naming_distance(parties - 1, rate, heavy=True),
+            "direction": naming_distance(parties - 1, rate / 2),
+        }
         if classes:
-            far["class-rows"] = reach(parties - 1, rate / 2 / classes)
+            far["class-rows"] = naming_distance(parties - 1, rate / 2 / classes)
         words = [f"{rule} {value:.1f}" for rule, value in far.items()]
         if noisy:
             words.append(f"opposed −{-stats.norm.ppf(rate / 2 / parties):.2f}")

@@ -10,10 +10,15 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import tiers
+
 # Quiet machines and busy ones must agree, so examples are fixed and untimed; "thorough" looks for new ones.
 settings.register_profile("default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+if os.environ.get("QUIETSUM_TIER") == "quick":
+    tiers.close()
 
 # Tests go to folders of their own, from where a relative path would lead nowhere.
 if folder := os.environ.get("QUIETSUM_DATA"):

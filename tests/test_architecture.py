@@ -160,7 +160,11 @@ def test_a_way_is_counted_the_second_time_and_without_imports(tmp_path: Path) ->
         "import second\nfrom pathlib import Path\n"
         "def begin():\n    return second.work() + sum(second.work() for _ in range(2))\n"
     )
-    (tmp_path / "second.py").write_text("def work():\n    from late import helper\n    return helper()\n")
+    (tmp_path / "second.py").write_text(
+        "def open_door():\n    def find(name):\n        return len(name)\n    return find\n"
+        "__getattr__ = open_door()\n"
+        "def work():\n    from late import helper\n    __getattr__('a late name')\n    return helper()\n"
+    )
     sys.path.insert(0, str(tmp_path))
     try:
         first = load(tmp_path / "first.py")
@@ -201,3 +205,32 @@ def test_the_control_a_crowded_folder_is_found(tmp_path: Path) -> None:
     assert crowded(tmp_path) == {}
     (tmp_path / "another.py").touch()
     assert crowded(tmp_path) == {".": MOST + 1}
+
+
+LONGEST = 600
+"""Lines of one file: what is longer is one class or one state machine, which is not cut."""
+GRACE = 60
+LONG: dict[str, str] = {
+    "learning/trainer.py": "PrivateTrainer, from the first look at the records to the model",
+    "ledger/accounts.py": "the rule by which entries are written and read",
+    "secagg/messages.py": "every message of the protocol, beside the one that reads it",
+}
+"""Files with more lines than that and some grace, and what each is."""
+
+
+def too_long(package: Path) -> list[str]:
+    """Files whose length would need a reason."""
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in package.rglob("*.py")}
+    return sorted(path.relative_to(package).as_posix() for path, count in lines.items() if count > LONGEST + GRACE)
+
+
+def test_a_long_file_is_one_idea() -> None:
+    found = too_long(ROOT / "src" / "quietsum")
+    assert [path for path in found if path not in LONG] == [], "move an idea into a file of its own; cut no class"
+    assert all(LONG.values()) and all((ROOT / "src" / "quietsum" / path).is_file() for path in LONG)
+
+
+def test_the_control_a_long_file_is_found(tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text("x = 1\n" * (LONGEST + GRACE))
+    (tmp_path / "long.py").write_text("x = 1\n" * (LONGEST + GRACE + 1))
+    assert too_long(tmp_path) == ["long.py"]

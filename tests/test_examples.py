@@ -160,3 +160,19 @@ def test_the_commands_of_the_deployment_run_two_sites_over_tls_and_leave_books_t
     assert "ledger" in terminals.type("quietsum report --verify report.json --export books.jsonl")
     assert set(terminals.end().values()) == {0}, terminals.logs()
     assert len((ACROSS / "coordinator.py").read_text(encoding="utf-8").splitlines()) < 60
+
+
+def lines_of_the_first_block(page: Path) -> list[str]:
+    """The lines of Python that a reader types: those behind a prompt."""
+    block = page.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    return [line for line in block.splitlines() if line.startswith((">>> ", "... "))]
+
+
+def test_a_newcomer_comes_to_a_federation_its_report_and_its_model_in_fifteen_lines() -> None:
+    """The page itself runs as a doctest."""
+    page = Path(__file__).parents[1] / "docs" / "tutorial" / "first-federation.md"
+    lines = lines_of_the_first_block(page)
+    assert len(lines) <= 15
+    text = "\n".join(lines)
+    assert all(word in text for word in ("qs.load_plan", "qs.run", "run.report", "report.html", "model.predict"))
+    assert "pip install quietsum" in page.read_text(encoding="utf-8")

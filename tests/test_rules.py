@@ -69,7 +69,7 @@ from quietsum.runs.run import RunResult, resume_run, start
 from quietsum.sampling import Poisson
 from quietsum.tasks import Rows
 from quietsum.tasks.gallery import heart
-from quietsum.tasks.gallery.heart import HeartTask, Table
+from quietsum.tasks.gallery.heart import HeartTask, HospitalTable
 from scenes import invoke, one_line
 from tiny import TinyTask, tiny_plan, touches
 
@@ -404,7 +404,7 @@ def test_rule_6_a_dataset_that_was_accounted_under_one_relation_is_not_continued
 # ------------------------------------------------------------------------------------------------- rule 7
 
 
-def training_row(tables: Mapping[str, Table], site: str) -> int:
+def training_row(tables: Mapping[str, HospitalTable], site: str) -> int:
     """The place in its table of a row that trains."""
     held_out = heart.read_hold_out()[site]
     used = tables[site].complete().numbers
@@ -416,7 +416,7 @@ def other_patient(site: str = "va") -> HeartTask:
     tables = heart.read_tables()
     values = tables[site].values.copy()
     values[training_row(tables, site), :10] = [77, 0, 1, 200, 603, 1, 2, 60, 1, 6.2]
-    return HeartTask({**tables, site: Table(values=values, numbers=tables[site].numbers)})
+    return HeartTask({**tables, site: HospitalTable(values=values, numbers=tables[site].numbers)})
 
 
 def facts(task: HeartTask) -> list[object]:

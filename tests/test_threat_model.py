@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quietsum.alerts.settings import keys as alert_keys
+from quietsum.alerts.settings import alert_keys as alert_keys
 from quietsum.party.policy_file import policy_keys
 from quietsum.plan import keys as plan_keys
 from quietsum.plan.resolution.layers import LAYERS

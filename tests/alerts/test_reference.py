@@ -8,8 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
-from quietsum.alerts import AlertKind as Kind, Settings
-from quietsum.alerts.settings import keys, reference
+from quietsum.alerts import AlertKind as Kind, AlertSettings
+from quietsum.alerts.settings import alert_keys, reference
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, HOW_TO = DOCS / "reference" / "alerts-toml.md", DOCS / "how-to" / "alerts.md"
@@ -19,7 +19,7 @@ def test_the_reference_states_every_key_with_its_default_and_meaning() -> None:
     """Its tables are written by: python -m quietsum.alerts reference"""
     text = PAGE.read_text(encoding="utf-8")
     assert text.endswith(reference())
-    assert sorted(re.findall(r"^\| `([\w.]+)` \|", text, re.MULTILINE)) == sorted(keys())
+    assert sorted(re.findall(r"^\| `([\w.]+)` \|", text, re.MULTILINE)) == sorted(alert_keys())
 
 
 def test_the_command_prints_the_tables_and_knows_nothing_else() -> None:
@@ -34,7 +34,7 @@ def test_the_examples_of_the_how_to_are_settings() -> None:
     assert len(blocks) == 3
     for block in blocks:
         values = tomllib.loads(block)
-        assert Settings.from_dict(values.get("alerts", values), site="alerts" in values) != Settings()
+        assert AlertSettings.from_dict(values.get("alerts", values), site="alerts" in values) != AlertSettings()
 
 
 def test_the_how_to_names_every_kind_of_alert() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from quietsum.alerts import Audience, Settings, settings as module
+from quietsum.alerts import AlertSettings, Audience, settings as module
 from quietsum.alerts.servers import Email, Webhook
-from quietsum.alerts.settings import find, keys, reference, trust
+from quietsum.alerts.settings import alert_keys, find, reference, trust
 from quietsum.alerts.sinks import JsonLines, Log, Terminal
 from quietsum.errors import PlanRefused
 
@@ -74,7 +74,7 @@ def test_without_a_file_the_terminal_is_all_there_is(tmp_path: Path) -> None:
 
 def test_e_mail_and_webhooks_are_for_others_unless_the_file_says_operator() -> None:
     text = {"host": "h.example", "sender": "a@b", "to": "c@d"}
-    found = Settings.from_dict({"email": text, "webhook": {"url": "https://h.example/"}, "jsonl": {"path": "x"}})
+    found = AlertSettings.from_dict({"email": text, "webhook": {"url": "https://h.example/"}, "jsonl": {"path": "x"}})
     assert found.email[0].audience is Audience.OTHERS and found.webhook[0].audience is Audience.OTHERS
     assert found.jsonl[0].audience is Audience.OPERATOR and found.email[0].to == ("c@d",)
 
@@ -99,13 +99,13 @@ def test_e_mail_and_webhooks_are_for_others_unless_the_file_says_operator() -> N
 )  # fmt: skip
 def test_what_a_file_may_not_say_is_refused_with_its_path(values: dict[str, Any], told: str) -> None:
     with pytest.raises(PlanRefused) as caught:
-        Settings.from_dict(values)
+        AlertSettings.from_dict(values)
     assert told in str(caught.value)
 
 
 def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(PlanRefused, match="3 problems") as caught:
-        Settings.from_dict({"rules": {"budget": 0}, "limits": {"room": 0}, "webhook": {}})
+        AlertSettings.from_dict({"rules": {"budget": 0}, "limits": {"room": 0}, "webhook": {}})
     assert str(caught.value).count("\n") == 3
 
 
@@ -118,9 +118,9 @@ def test_a_file_that_cannot_be_read_is_refused_without_a_traceback(tmp_path: Pat
 
 def test_a_site_has_nothing_for_others_and_says_so() -> None:
     hook = {"url": "https://h.example/", "audience": "operator"}
-    assert Settings.from_dict({"webhook": hook}, site=True).webhook
+    assert AlertSettings.from_dict({"webhook": hook}, site=True).webhook
     with pytest.raises(PlanRefused, match="would get nothing: every alert of a site tells that it took part"):
-        Settings.from_dict({"webhook": {"url": "https://h.example/"}}, site=True)
+        AlertSettings.from_dict({"webhook": {"url": "https://h.example/"}}, site=True)
 
 
 # --------------------------------------------------------------------------------------------- secrets and trust
@@ -180,7 +180,7 @@ def test_no_plan_has_a_place_for_an_address() -> None:
     """A plan is data from elsewhere: no key of run.toml is a key of a sink."""
     from quietsum.plan import Plan, keys_of
 
-    sinks = {path.rpartition(".")[2] for path in keys() if path.startswith(("email.", "webhook.", "jsonl."))}
+    sinks = {path.rpartition(".")[2] for path in alert_keys() if path.startswith(("email.", "webhook.", "jsonl."))}
     assert {"url", "host", "password_env"} <= sinks
     assert not any(path.startswith("alert") for path in keys_of(Plan))
     assert not {path.rpartition(".")[2] for path in keys_of(Plan)} & (sinks - {"security", "path", "timeout"})
@@ -188,10 +188,10 @@ def test_no_plan_has_a_place_for_an_address() -> None:
 
 def test_every_key_has_a_meaning_and_stands_in_the_tables() -> None:
     text = reference()
-    for path, meaning in keys().items():
+    for path, meaning in alert_keys().items():
         assert meaning.endswith(".") and f"| `{path}` |" in text
-    for field in dataclasses.fields(Settings):
-        assert field.name in typing.get_type_hints(Settings) and f"{field.name}]" in text
+    for field in dataclasses.fields(AlertSettings):
+        assert field.name in typing.get_type_hints(AlertSettings) and f"{field.name}]" in text
 
 
 def test_a_name_of_a_file_that_no_file_can_have_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from quietsum.analytics import Answer, Column, Design, Question, QuestionFile
-from quietsum.analytics.answers import Estimate
+from quietsum.analytics.answers import NoisyValue
 from quietsum.analytics.questions import AskedSite, Promise
 
 COLUMNS = (
@@ -56,7 +56,7 @@ def people(count: int, rng: np.random.Generator, ratio: float = 1.0) -> dict[str
     }
 
 
-def interval_of(estimate: Estimate) -> tuple[float, float]:
+def interval_of(estimate: NoisyValue) -> tuple[float, float]:
     """The interval for the population, which the estimate must have."""
     assert estimate.population is not None
     return estimate.population

@@ -14,7 +14,7 @@ from quietsum.cli.shared.options import complete_run, complete_task
 from quietsum.cli.shared.output import figure
 from quietsum.errors import InvalidParameter
 from quietsum.privacy import Budget, Guarantee, Neighbours, Observer, PrivacyUnit
-from quietsum.runs.progress import spent_text
+from quietsum.runs.progress import describe_spent
 from scenes import invoke
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -82,6 +82,6 @@ def test_a_line_of_progress_never_looks_overspent(epsilon: float, limit: float) 
         epsilon=epsilon, epsilon_lower=0.0, delta=1e-5, unit=PrivacyUnit.RECORD, observer=Observer.SERVER,
         neighbours=Neighbours.ADD_REMOVE, method="test",
     )  # fmt: skip
-    text = spent_text([spent], {"record": limit})
+    text = describe_spent([spent], {"record": limit})
     first, second = text.removeprefix("ε ").removesuffix(" per record").split(" of ")
     assert float(first) <= float(second), text

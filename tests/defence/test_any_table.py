@@ -15,10 +15,10 @@ from hypothesis.extra import numpy as hnp
 
 from quietsum.defence.validation import (
     Cleaning,
-    Column,
     Label,
     RowRules,
     Schema,
+    SchemaColumn,
     first_schema,
     fitting,
     parse_schema,
@@ -29,11 +29,11 @@ from quietsum.errors import QuietsumError
 
 SCHEMA = Schema(
     columns=(
-        Column(name="a", min=0, max=10),
-        Column(name="b", type="integer", missing=0.2),
-        Column(name="c", type="text", allowed=("x", "y")),
-        Column(name="d", type="date"),
-        Column(name="y", type="integer"),
+        SchemaColumn(name="a", min=0, max=10),
+        SchemaColumn(name="b", type="integer", missing=0.2),
+        SchemaColumn(name="c", type="text", allowed=("x", "y")),
+        SchemaColumn(name="d", type="date"),
+        SchemaColumn(name="y", type="integer"),
     ),
     rows=RowRules(keys=(("a", "c"),)),
     label=Label(column="y", classes=(0, 1), least=0.2),
@@ -143,10 +143,10 @@ def test_a_quotation_mark_that_is_never_closed_is_told_at_its_line(tmp_path: Pat
 
 ALONE = Schema(
     columns=(
-        Column(name="a", min=-3, max=3),
-        Column(name="b", type="integer", missing=0.5),
-        Column(name="c", type="text", allowed=("x", "y")),
-        Column(name="y", type="integer"),
+        SchemaColumn(name="a", min=-3, max=3),
+        SchemaColumn(name="b", type="integer", missing=0.5),
+        SchemaColumn(name="c", type="text", allowed=("x", "y")),
+        SchemaColumn(name="y", type="integer"),
     ),
     rows=RowRules(duplicates=1.0, least=0),
     label=Label(column="y", classes=(0, 1)),

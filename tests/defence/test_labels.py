@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from quietsum.defence.validation import Column, Label, Schema, look_at_labels, parse_schema, read_table
+from quietsum.defence.validation import Label, Schema, SchemaColumn, look_at_labels, parse_schema, read_table
 from quietsum.defence.validation.labels import RATE, Disagreement, disagreements
 from quietsum.tasks.gallery.heart import HeartTask
 
@@ -51,8 +51,8 @@ def test_labels_that_are_all_exchanged_are_not_seen() -> None:
 
 def told(features: NDArray[np.float64], labels: Numbers, declared: float | None) -> list[str]:
     label = Label(column="label", classes=(0, 1), disagreement=declared)
-    columns = tuple(Column(name=f"x.{place}") for place in range(features.shape[1]))
-    schema = Schema(columns=(*columns, Column(name="label")), label=label)
+    columns = tuple(SchemaColumn(name=f"x.{place}") for place in range(features.shape[1]))
+    schema = Schema(columns=(*columns, SchemaColumn(name="label")), label=label)
     problems, _ = look_at_labels({"x": features, "label": labels}, schema)
     assert all(problem.severity == "warning" for problem in problems), "it informs"
     return [problem.message for problem in problems]

@@ -13,13 +13,13 @@ import pytest
 
 from quietsum.defence.validation import (
     Cleaning,
-    Column,
     Label,
     Outliers,
     Problem,
     Result,
     RowRules,
     Schema,
+    SchemaColumn,
     clean,
     load_schema,
     parse_schema,
@@ -239,17 +239,17 @@ def test_the_expected_false_positive_rate_is_what_normal_columns_show(size: int,
 
 def test_outliers_are_told_and_refuse_only_where_a_share_is_declared() -> None:
     values = np.append(np.random.default_rng(3).normal(size=200), [99.0, -99.0])
-    told = validate({"a": values}, Schema(columns=(Column(name="a"),)))
+    told = validate({"a": values}, Schema(columns=(SchemaColumn(name="a"),)))
     assert told.ok and [(one.check, one.lines) for one in told.problems] == [("outliers", (200, 201))]
     assert told.counts["outliers"]["a"]["rate"] == share_beyond(6.0, 202)
-    strict = Schema(columns=(Column(name="a"),), outliers=Outliers(most=0.001))
+    strict = Schema(columns=(SchemaColumn(name="a"),), outliers=Outliers(most=0.001))
     assert not validate({"a": values}, strict).ok
-    declared = Schema(columns=(Column(name="a", usual=(-200.0, 200.0)),), outliers=Outliers(most=0.0))
+    declared = Schema(columns=(SchemaColumn(name="a", usual=(-200.0, 200.0)),), outliers=Outliers(most=0.0))
     assert not validate({"a": values}, declared).problems
 
 
 def test_more_rows_than_were_declared_do_not_fit() -> None:
-    schema = Schema(columns=(Column(name="a"),), rows=RowRules(most=3, duplicates=1.0, least=2))
+    schema = Schema(columns=(SchemaColumn(name="a"),), rows=RowRules(most=3, duplicates=1.0, least=2))
     assert validate({"a": np.arange(3.0)}, schema).ok
     assert [one.check for one in validate({"a": np.arange(4.0)}, schema).errors] == ["rows"]
     assert [one.check for one in validate({"a": np.arange(1.0)}, schema).errors] == ["rows"]
@@ -264,7 +264,7 @@ def test_a_cleaning_rule_does_to_a_row_the_same_whatever_stands_beside_it() -> N
         Cleaning(column="b", when="missing", do="fill", constant=5),
         Cleaning(column="c", when="outside", do="drop", bounds=(0, 1)),
     )
-    schema = Schema(columns=tuple(Column(name=name) for name in "abc"), cleaning=rules)
+    schema = Schema(columns=tuple(SchemaColumn(name=name) for name in "abc"), cleaning=rules)
     rows = np.array([[99.0, np.nan, 0.5], [3.0, 2.0, 7.0], [-4.0, 1.0, 1.0]])
 
     def cleaned(some: Any) -> list[list[float]]:
@@ -326,12 +326,12 @@ def test_a_schema_is_read_from_a_file_and_equals_the_same_in_python(tmp_path: Pa
     path = tmp_path / "data.toml"
     path.write_text(VISITS, encoding="utf-8")
     columns = (
-        Column(name="patient", type="text"),
-        Column(name="age", type="integer", min=0, max=120),
-        Column(name="pressure", min=40, max=300, missing=0.5),
-        Column(name="seen", type="date", min=datetime.date(2026, 1, 1), max=datetime.date(2026, 12, 31)),
-        Column(name="ward", type="text", allowed=("north", "south")),
-        Column(name="back", type="text"),
+        SchemaColumn(name="patient", type="text"),
+        SchemaColumn(name="age", type="integer", min=0, max=120),
+        SchemaColumn(name="pressure", min=40, max=300, missing=0.5),
+        SchemaColumn(name="seen", type="date", min=datetime.date(2026, 1, 1), max=datetime.date(2026, 12, 31)),
+        SchemaColumn(name="ward", type="text", allowed=("north", "south")),
+        SchemaColumn(name="back", type="text"),
     )
     label = Label(column="back", classes=("no", "yes"), least=0.1)
     assert load_schema(path) == Schema(columns=columns, rows=RowRules(keys=(("patient",),)), label=label)
@@ -343,7 +343,7 @@ def test_a_problem_has_no_default_that_hides_it() -> None:
 
 def test_names_that_are_long_numbers_keep_their_digits() -> None:
     long = [2**60, 2**60 + 1]
-    schema = Schema(columns=(Column(name="id", type="text"),), rows=RowRules(keys=(("id",),)))
+    schema = Schema(columns=(SchemaColumn(name="id", type="text"),), rows=RowRules(keys=(("id",),)))
     for ids in (np.array(long), np.array(long, dtype=object), [str(one) for one in long]):
         assert validate({"id": ids}, schema).ok
     assert not validate({"id": [2**60, 2**60]}, schema).ok  # the control
@@ -377,5 +377,6 @@ def test_the_summaries_of_an_image_are_the_same_bits_whatever_stands_beside_it(k
 def test_a_date_has_no_classes() -> None:
     with pytest.raises(InvalidParameter, match="is a date"):
         Schema(
-            columns=(Column(name="visit", type="date", format="%Y-%m-%d"),), label=Label(column="visit", classes=("x",))
+            columns=(SchemaColumn(name="visit", type="date", format="%Y-%m-%d"),),
+            label=Label(column="visit", classes=("x",)),
         )

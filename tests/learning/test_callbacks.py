@@ -15,7 +15,7 @@ from quietsum.alerts.rules import Course
 from quietsum.errors import InvalidParameter
 from quietsum.learning.callbacks import EarlyStopping, Screen, StopTraining, as_callbacks
 from quietsum.learning.config import PrivacyConfig
-from quietsum.learning.saving import read_header
+from quietsum.learning.saving import read_model_header
 from quietsum.learning.trainer import Epoch, PrivateTrainer
 
 ROWS = 80
@@ -77,7 +77,7 @@ def test_an_error_in_a_callback_loses_neither_charge_nor_model(tmp_path: Path, e
     with pytest.raises(type(error)):
         made.train(records(), callbacks=stop_at(2, error))
     made.close()
-    about = read_header(tmp_path / "training" / "one" / "model.safetensors")
+    about = read_model_header(tmp_path / "training" / "one" / "model.safetensors")
     assert about["charged_steps"] == 4 and about["guarantee"]["epsilon"] == made.guarantee().epsilon > 2.9
     again = trainer(workspace=tmp_path, run="one")
     history = again.train(records(), resume=True)

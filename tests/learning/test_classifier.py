@@ -88,15 +88,15 @@ def test_the_guarantee_is_that_of_the_stated_epsilon_and_of_a_public_number_of_r
 def test_a_value_is_scaled_by_its_own_row_and_clipped_to_its_bounds() -> None:
     values, y = rows(50)
     fitted = make_classifier(epsilon=50.0, epochs=1).fit(values, y)
-    scaled = fitted._scaled(values)
+    scaled = fitted._scale(values)
     assert (np.linalg.norm(scaled, axis=1) <= 1).all()
     other = values.copy()
     other[7] = [1e300, -1e300]
-    again = fitted._scaled(other)
+    again = fitted._scale(other)
     assert (again[np.arange(50) != 7] == scaled[np.arange(50) != 7]).all()
-    assert (again[7] == fitted._scaled(np.array([[120.0, 0.0]]))[0]).all()
+    assert (again[7] == fitted._scale(np.array([[120.0, 0.0]]))[0]).all()
     # Negative control: bounds that are read off the rows move the others.
-    moved = make_classifier(epsilon=50.0, epochs=1, bounds=WHY).fit(other, y)._scaled(other)
+    moved = make_classifier(epsilon=50.0, epochs=1, bounds=WHY).fit(other, y)._scale(other)
     assert not (moved[np.arange(50) != 7] == scaled[np.arange(50) != 7]).all()
 
 

@@ -23,7 +23,7 @@ from quietsum.learning.defaults import (
     count_survey_steps,
     find_score_bias,
     fit_shift,
-    settle,
+    settle_config,
     weigh_classes,
 )
 from quietsum.learning.step import PrivateStep, cross_entropy
@@ -64,17 +64,17 @@ def test_few_records_take_few_steps_of_all_of_them() -> None:
 
 
 def test_what_is_stated_stays() -> None:
-    config = settle(PrivacyConfig(epsilon=1.0, batch_size=32, epochs=3, max_grad_norm=0.5), 1000, labelled=False)
+    config = settle_config(PrivacyConfig(epsilon=1.0, batch_size=32, epochs=3, max_grad_norm=0.5), 1000, labelled=False)
     assert (config.batch_size, config.epochs, config.max_grad_norm, config.clipping) == (32, 3, 0.5, "flat")
     assert choose_length(1000, 50, None) == (50, 10)
-    assert settle(PrivacyConfig(epsilon=1.0), 1000, labelled=False).clipping == "automatic"
-    assert settle(PrivacyConfig(epsilon=1.0), 1000).clipping == "flat"
-    assert settle(PrivacyConfig(epsilon=1.0, noise_type="laplace"), 1000, labelled=False).clipping == "flat"
+    assert settle_config(PrivacyConfig(epsilon=1.0), 1000, labelled=False).clipping == "automatic"
+    assert settle_config(PrivacyConfig(epsilon=1.0), 1000).clipping == "flat"
+    assert settle_config(PrivacyConfig(epsilon=1.0, noise_type="laplace"), 1000, labelled=False).clipping == "flat"
 
 
 def test_the_choice_is_a_function_of_the_declared_size_alone() -> None:
     config = PrivacyConfig(epsilon=3.0, public_size=1000)
-    assert settle(config, 900) == settle(config, 1100)
+    assert settle_config(config, 900) == settle_config(config, 1100)
     assert plan_training(config, size=900).stages == plan_training(config, size=1100).stages
 
 

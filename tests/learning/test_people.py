@@ -243,7 +243,7 @@ def test_with_one_record_a_person_costs_less_than_a_record_and_both_are_right(tm
     step = PoissonSampled(rate=plan.rate, event=Gaussian(noise_multiplier=plan.stages[0].noise_multiplier))
     whole = accountant_for("exact").compose(step, plan.steps).epsilon(delta=1e-4)
     assert person.epsilon == whole.epsilon  # a whole person moves the sum by C
-    assert trainer._books is not None and trainer._books.spent().epsilon == pytest.approx(record.epsilon)
+    assert trainer._books is not None and trainer._books.price_spent().epsilon == pytest.approx(record.epsilon)
     trainer.close()
 
 

@@ -15,8 +15,8 @@ from quietsum.learning.schedules import (
     Schedule,
     Stepwise,
     beginning,
-    calibrated_noise,
-    fitting,
+    calibrate_schedule,
+    find_longest,
     run_event,
     schedule_named,
     stages,
@@ -53,7 +53,7 @@ def test_schedules_say_what_they_say() -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_calibrated_schedule_fits_the_budget_and_hardly_less_noise_does(schedule: Schedule) -> None:
     terms = {"epochs": EPOCHS, "steps_per_epoch": STEPS, "rate": RATE, "delta": DELTA}
-    noise = calibrated_noise(schedule, epsilon=2.0, **terms)  # type: ignore[arg-type]
+    noise = calibrate_schedule(schedule, epsilon=2.0, **terms)  # type: ignore[arg-type]
 
     def cost(sigma: float) -> float:
         event = run_event(stages(schedule, epochs=EPOCHS, steps_per_epoch=STEPS, noise=sigma, clip=1.0), RATE)
@@ -66,7 +66,7 @@ def test_a_calibrated_schedule_fits_the_budget_and_hardly_less_noise_does(schedu
 
 
 def test_the_control_a_growing_schedule_priced_as_a_constant_one_would_be_wrong() -> None:
-    noise = calibrated_noise(
+    noise = calibrate_schedule(
         Growing(noise=0.5), epochs=EPOCHS, steps_per_epoch=STEPS, rate=RATE, epsilon=2.0, delta=DELTA
     )
     constant = run_event(stages(Constant(), epochs=EPOCHS, steps_per_epoch=STEPS, noise=noise, clip=1.0), RATE)
@@ -77,21 +77,21 @@ def test_the_control_a_growing_schedule_priced_as_a_constant_one_would_be_wrong(
 @pytest.mark.parametrize("law", ["gaussian", "laplace"])
 def test_every_accountant_calibrates_every_law(accounting: str, law: str) -> None:
     terms = {"epochs": 2, "steps_per_epoch": 5, "rate": 0.1, "delta": 1e-5, "law": law, "accounting": accounting}
-    noise = calibrated_noise(Constant(), epsilon=2.0, **terms)  # type: ignore[arg-type]
+    noise = calibrate_schedule(Constant(), epsilon=2.0, **terms)  # type: ignore[arg-type]
     event = run_event(stages(Constant(), epochs=2, steps_per_epoch=5, noise=noise, clip=1.0), 0.1, law)
     assert price_event(event, delta=1e-5, accounting=accounting).epsilon <= 2.0
 
 
 def test_a_run_is_cut_before_the_step_that_would_overspend() -> None:
     whole = stages(Growing(noise=1.5), epochs=EPOCHS, steps_per_epoch=STEPS, noise=0.8, clip=1.0)
-    kept = fitting(whole, rate=RATE, epsilon=2.0, delta=DELTA)
+    kept = find_longest(whole, rate=RATE, epsilon=2.0, delta=DELTA)
     count = sum(stage.steps for stage in kept)
     assert 0 < count < EPOCHS * STEPS
     assert price_event(run_event(kept, RATE), delta=DELTA).epsilon <= 2.0
     one_more = run_event(beginning(whole, count + 1), RATE)
     assert price_event(one_more, delta=DELTA).epsilon > 2.0
-    assert fitting(whole, rate=RATE, epsilon=100.0, delta=DELTA) == whole
-    assert fitting(whole, rate=RATE, epsilon=1e-3, delta=DELTA) == ()
+    assert find_longest(whole, rate=RATE, epsilon=100.0, delta=DELTA) == whole
+    assert find_longest(whole, rate=RATE, epsilon=1e-3, delta=DELTA) == ()
 
 
 def test_equal_steps_are_counted_together() -> None:

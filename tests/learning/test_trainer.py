@@ -576,7 +576,9 @@ def draws() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", draws())
 def test_a_model_that_draws_random_numbers_passes_the_check_before_training(name: str) -> None:
-    PrivateTrainer(Drawing(draws()[name]), config(epochs=1)).train(records())
+    trainer = PrivateTrainer(Drawing(draws()[name]), config(epochs=1))
+    trainer.train(records())
+    assert trainer.guarantee().epsilon > 0 and all(bool(p.isfinite().all()) for p in trainer.model.parameters())
 
 
 def test_the_control_a_model_that_draws_whole_numbers_or_orders_cannot_be_replayed() -> None:

@@ -162,6 +162,9 @@ def test_a_schema_that_an_administrator_made_is_used() -> None:
     address = server().schema()
     server().sql(f"CREATE SCHEMA {schema_of(address)}")
     PostgresStore(address, create=True).close()
+    store = PostgresStore(address)
+    assert store.head() is None and sequences(store) == []
+    store.close()
 
 
 # ------------------------------------------------------------------------------------------- durability

@@ -76,7 +76,7 @@ class Inside:
         self.ledger, self.wire, self.frames, self.identity = Ledger, wire, messages, keys.Identity
         self.keys = {
             "run.toml": plan_keys, "policy.toml": policy_keys, "data.toml": schema_keys,
-            "questions.toml": question_keys, "alerts.toml": settings.keys,
+            "questions.toml": question_keys, "alerts.toml": settings.alert_keys,
         }  # fmt: skip
 
 

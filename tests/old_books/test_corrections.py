@@ -14,7 +14,7 @@ from old_books.test_old_books import HERE, call, copy, train
 from quietsum import Budget, Gaussian, PoissonSampled, PrivacyUnit, Repeated
 from quietsum.errors import BudgetExhausted, LedgerBroken, PlanRefused
 from quietsum.learning.config import PrivacyConfig
-from quietsum.learning.saving import save_model
+from quietsum.learning.saving import save_module
 from quietsum.learning.trainer import PrivateTrainer
 from quietsum.ledger import Charge, Dataset, Kind, Ledger, MemoryStore, Terms
 from quietsum.ledger.chain.encoding import canonical, digest
@@ -134,14 +134,14 @@ def test_a_model_of_before_comes_with_todays_price(tmp_path: Path) -> None:
         about = json.loads(_header(place / run / "checkpoint.safetensors"))
         path = tmp_path / f"{run}.safetensors"
         told = {name: about[name] for name in about if name not in ("version", "kind", "digest", "clip")}
-        save_model(path, trainer.model, told)
+        save_module(path, trainer.model, told)
         found, stated = trainer.load(path), about["guarantee"]["epsilon"]
         if people:
             assert stated == pytest.approx(6.0, rel=1e-5) and found.epsilon > 1.3 * stated
             assert "corrected: ε = 6 was stated" in str(found) and "one in, one out" in str(found)
         else:
             assert found.epsilon == stated and "corrected" not in str(found)
-        save_model(path, trainer.model, {**told, "pricing": PRICING})
+        save_module(path, trainer.model, {**told, "pricing": PRICING})
         assert trainer.load(path).epsilon == stated  # what says that it is priced by today's rules is taken as it is
 
 

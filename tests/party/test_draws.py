@@ -24,6 +24,7 @@ from quietsum.ledger import Ledger, StoreFailed
 from quietsum.ledger.chain.entries import Kind
 from quietsum.ledger.chain.packing import pack, unpack
 from quietsum.ledger.stores.protocol import MemoryStore
+from quietsum.party import model_hash
 from quietsum.party.books import SiteBooks, name_in_books
 from quietsum.party.peers import certificate, identity_of
 from quietsum.party.policy import (
@@ -35,7 +36,7 @@ from quietsum.party.policy import (
     SiteName,
     UnitPolicy,
 )
-from quietsum.party.secure import model_hash, sessions_of, terms_of
+from quietsum.party.secure import sessions_of, terms_of
 from quietsum.party.status import status_of
 from quietsum.plan import PartyFacts, Plan, ResolvedPlan, resolve
 from quietsum.plan.groups import SESSIONS

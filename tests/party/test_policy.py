@@ -301,7 +301,8 @@ def test_a_delta_is_below_one_in_n_as_in_plans(name: str) -> None:
 
 
 def test_a_delta_per_client_is_for_the_plan_to_hold_since_no_site_knows_how_many_there_are() -> None:
-    policy(record=None, client=unit(delta=0.4))
+    built = policy(record=None, client=unit(delta=0.4))
+    assert built.record is None and built.client is not None and built.client.delta == 0.4
 
 
 def test_neighbours_are_words_of_plans_and_all_of_them_where_nothing_is_said() -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quietsum.party.secure import Key, SecureSite, model_hash
+from quietsum.party import model_hash
+from quietsum.party.secure import AttemptKey, SecureSite
 from quietsum.secagg import Identity, Reason, Refused, Server, SessionTerms, Step
 from quietsum.secagg.parameters import Adversary, Parameters
 
@@ -40,11 +41,11 @@ class Scene:
         self.letters = self.server.advance()
 
     @property
-    def key(self) -> Key:
+    def key(self) -> AttemptKey:
         return self.terms.run, self.terms.round, self.terms.attempt
 
-    def made(self, name: str) -> Callable[[Key, NDArray[np.float64]], NDArray[np.uint32]]:
-        def contribute(key: Key, params: NDArray[np.float64]) -> NDArray[np.uint32]:
+    def made(self, name: str) -> Callable[[AttemptKey, NDArray[np.float64]], NDArray[np.uint32]]:
+        def contribute(key: AttemptKey, params: NDArray[np.float64]) -> NDArray[np.uint32]:
             self.looked.append(name)
             return np.ones(3, dtype=np.uint32)
 
@@ -86,7 +87,7 @@ def test_work_that_broke_off_is_not_done_again() -> None:
     scene = Scene()
     looked: list[int] = []
 
-    def broken(key: Key, params: NDArray[np.float64]) -> NDArray[np.uint32]:
+    def broken(key: AttemptKey, params: NDArray[np.float64]) -> NDArray[np.uint32]:
         looked.append(1)
         raise MemoryError
 

@@ -13,7 +13,7 @@ from scipy.stats import norm
 from quietsum.ledger import Charge
 from quietsum.privacy import Gaussian, Laplace, Neighbours, PoissonSampled, PrivacyEvent, PrivacyUnit, Repeated
 from quietsum.report.facts.curves import RATES, find_mu, profile_of, trade_off
-from quietsum.report.figures import percent, shown
+from quietsum.report.figures import percent, show_bound
 
 ONE = Neighbours.ADD_REMOVE
 
@@ -124,9 +124,9 @@ def test_the_curve_is_convex_and_falls_from_one_to_nought() -> None:
 
 @pytest.mark.parametrize("value", [0.174028, 0.17405, 1.0, 1.00001, 2.9999971, 11.98, 1e-5, 1e-12, 314.159, 1e9])
 def test_a_rounded_bound_is_still_a_bound(value: float) -> None:
-    assert float(shown(value)) >= value * (1 - 1e-9)
-    assert float(shown(value, up=False)) <= value * (1 + 1e-9)
-    assert float(shown(value)) - value <= max(1.0001e-4, 1e-3 * value)
+    assert float(show_bound(value)) >= value * (1 - 1e-9)
+    assert float(show_bound(value, up=False)) <= value * (1 + 1e-9)
+    assert float(show_bound(value)) - value <= max(1.0001e-4, 1e-3 * value)
 
 
 def test_a_share_is_rounded_away_from_the_promise() -> None:

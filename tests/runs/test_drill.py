@@ -18,7 +18,7 @@ from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.federation.drills import Drill
 from quietsum.plan import AttackPlan, Plan
 from quietsum.runs import drill as drills
-from quietsum.runs.drill import Cell, Drilled, Matrix, parse_attack, run_drill
+from quietsum.runs.drill import Cell, Drilled, DrillMatrix, parse_attack, run_drill
 from quietsum.runs.pictures import heatmap
 from quietsum.tasks import Metrics, task_of
 from tiny import TinyTask, tiny_plan
@@ -44,13 +44,13 @@ def plan(**tables: Any) -> Plan:
 
 
 @pytest.fixture(scope="module")
-def matrix() -> Matrix:
+def matrix() -> DrillMatrix:
     return run_drill(
         plan(), task(), rules=("mean", "median", "signguard"), attacks=("ipm:20", "label-flip"), rounds=6, repeats=2
     )
 
 
-def test_the_matrix_holds_every_pair_and_the_calm_beside_it(matrix: Matrix) -> None:
+def test_the_matrix_holds_every_pair_and_the_calm_beside_it(matrix: DrillMatrix) -> None:
     assert matrix.attacks == ("none", "ipm:20", "label-flip")
     assert (matrix.parties, matrix.attackers, matrix.rounds) == (6, 1, 6)
     assert len(matrix.cells) == 9
@@ -58,7 +58,7 @@ def test_the_matrix_holds_every_pair_and_the_calm_beside_it(matrix: Matrix) -> N
     assert matrix.metric == "nearness"
 
 
-def test_the_mean_is_ruined_and_the_median_is_not(matrix: Matrix) -> None:
+def test_the_mean_is_ruined_and_the_median_is_not(matrix: DrillMatrix) -> None:
     assert matrix.cell("mean", "ipm:20").score < 0.3
     assert matrix.cell("median", "ipm:20").score > 0.8
     worst = matrix.worst("mean")
@@ -66,14 +66,14 @@ def test_the_mean_is_ruined_and_the_median_is_not(matrix: Matrix) -> None:
     assert worst.attack == "ipm:20"
 
 
-def test_what_a_rule_left_out_is_counted_for_attackers_and_for_others(matrix: Matrix) -> None:
+def test_what_a_rule_left_out_is_counted_for_attackers_and_for_others(matrix: DrillMatrix) -> None:
     cell = matrix.cell("signguard", "ipm:20")
     assert cell.mean("caught") == 1.0, "an update twenty times as long is never in the step"
     assert matrix.cell("mean", "ipm:20").mean("caught") == 0.0
     assert matrix.cell("mean", "none").mean("caught") is None, "without attackers there is nobody to catch"
 
 
-def test_rules_that_withstand_fewer_attackers_than_there_are_are_named(matrix: Matrix) -> None:
+def test_rules_that_withstand_fewer_attackers_than_there_are_are_named(matrix: DrillMatrix) -> None:
     assert matrix.outnumbered == {}
     two = dataclasses.replace(plan(), attack=AttackPlan(kind="zero", parties=2))
     found = run_drill(two, task(), rules=("mean", "median", "krum"), attacks=("zero",), rounds=1)
@@ -81,7 +81,7 @@ def test_rules_that_withstand_fewer_attackers_than_there_are_are_named(matrix: M
     assert found.to_dict()["withstand_fewer"] == {"krum": 1}
 
 
-def test_values_of_a_matrix_are_plain_and_complete(matrix: Matrix) -> None:
+def test_values_of_a_matrix_are_plain_and_complete(matrix: DrillMatrix) -> None:
     values = matrix.to_dict()
     assert values["worst"]["mean"]["attack"] == "ipm:20"
     assert {(cell["rule"], cell["attack"]) for cell in values["cells"]} == {
@@ -89,7 +89,7 @@ def test_values_of_a_matrix_are_plain_and_complete(matrix: Matrix) -> None:
     }
 
 
-def test_the_picture_names_every_rule_and_attack_and_is_one_well_formed_file(matrix: Matrix) -> None:
+def test_the_picture_names_every_rule_and_attack_and_is_one_well_formed_file(matrix: DrillMatrix) -> None:
     text = heatmap(matrix, "tiny & small")
     words = [part.text for part in ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}text")]
     assert {"mean", "median", "signguard", "no attack", "ipm:20", "label-flip", "worst", "tiny & small"} <= set(words)
@@ -200,7 +200,7 @@ def test_the_success_of_a_trigger_is_counted_and_a_root_set_is_tried() -> None:
 def test_scores_beyond_one_are_no_percentages() -> None:
     runs = (Drilled(score=12.5, caught=0.0, accused=0.0),)
     cells = tuple(Cell(rule="mean", attack=attack, runs=runs) for attack in ("none", "lie"))
-    found = Matrix(
+    found = DrillMatrix(
         metric="points", on="made-up rows", parties=4, attackers=1, rounds=1, rules=("mean",), attacks=("none", "lie"),
         cells=cells,
     )  # fmt: skip
@@ -208,7 +208,7 @@ def test_scores_beyond_one_are_no_percentages() -> None:
     assert found.unit == ""
 
 
-def made(metric: str, **scores: tuple[float, ...]) -> Matrix:
+def made(metric: str, **scores: tuple[float, ...]) -> DrillMatrix:
     """A matrix of scores by rule; the first is without an attack, and minus infinity is a refusal."""
     attacks = ("none", "lie", "ipm:5", "mimic")[: len(next(iter(scores.values())))]
     cells = [
@@ -218,7 +218,7 @@ def made(metric: str, **scores: tuple[float, ...]) -> Matrix:
         for rule, row in scores.items()
         for attack, score in zip(attacks, row, strict=True)
     ]
-    return Matrix(
+    return DrillMatrix(
         metric=metric, on="made-up rows", parties=4, attackers=1, rounds=1, rules=tuple(scores), attacks=attacks,
         cells=tuple(cells),
     )  # fmt: skip

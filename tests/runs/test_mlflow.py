@@ -45,7 +45,7 @@ from quietsum.runs.run import RunResult, resume_run, start
 from quietsum.runs.tracking import pieces as tracking, watcher as watching
 from quietsum.runs.tracking.address import check_address, without_secrets
 from quietsum.runs.tracking.pieces import EarlierRounds, Ending, File, Round, RunOpening, Store, StorePiece
-from quietsum.runs.tracking.values import LONGEST_VALUE, flatten_plan, spent_values
+from quietsum.runs.tracking.values import LONGEST_VALUE, collect_spent, flatten_plan
 from quietsum.runs.tracking.watcher import MlflowWatcher
 from quietsum.tasks import task_of
 from tiny import TinyTask, tiny_plan
@@ -337,7 +337,7 @@ def test_rule_5_the_epsilon_that_is_tracked_does_not_tell_that_the_worst_party_r
         (run,) = [one for one in runs_in(store) if one.data.tags["quietsum.run"] == name]
         tracked.append(history(store, run, "privacy_epsilon/record"))
         told.append({key: text for key, text in run.data.tags.items() if key.startswith("quietsum.privacy")})
-        old_way.append([spent_values(one.spent)[0]["privacy_epsilon/record"] for one in seen])
+        old_way.append([collect_spent(one.spent)[0]["privacy_epsilon/record"] for one in seen])
     assert tracked[0] == tracked[1] and len(tracked[0]) == 3 and told[0] == told[1]
     assert [epsilon for _, epsilon in tracked[0]] == old_way[0]
     assert max(old_way[1]) < 0.9 * max(old_way[0]), "the control: by what is spent one sees it"
@@ -349,7 +349,7 @@ def test_an_infinite_epsilon_is_a_tag_and_never_a_number(store: str) -> None:
     (run,) = runs_in(store)
     assert not [name for name in run.data.metrics if name.startswith("privacy")]
     assert run.data.tags["quietsum.privacy"] == "no guarantee"
-    numbers, tags = spent_values((Guarantee(epsilon=float("inf"), delta=1e-5, method="none"),))
+    numbers, tags = collect_spent((Guarantee(epsilon=float("inf"), delta=1e-5, method="none"),))
     assert numbers == {} and tags["quietsum.privacy.record"].startswith("no guarantee per record")
 
 
@@ -357,7 +357,7 @@ def test_of_two_observers_the_larger_epsilon_is_sent_with_its_delta_and_its_name
     def promise(epsilon: float, delta: float, unit: PrivacyUnit, observer: Observer) -> Guarantee:
         return Guarantee(epsilon=epsilon, delta=delta, unit=unit, observer=observer, method="exact")
 
-    numbers, tags = spent_values(
+    numbers, tags = collect_spent(
         (
             promise(2.0, 1e-5, PrivacyUnit.RECORD, Observer.SERVER),
             promise(1.0, 1e-6, PrivacyUnit.RECORD, Observer.RECIPIENTS),

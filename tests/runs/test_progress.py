@@ -21,7 +21,7 @@ from quietsum.files import NoRoom
 from quietsum.privacy import Observer
 from quietsum.runs import progress
 from quietsum.runs.folder import Workspace
-from quietsum.runs.progress import EventLines, Progress, round_line, spent_text
+from quietsum.runs.progress import EventLines, Progress, describe_spent, round_line
 from quietsum.runs.run import start
 from tiny import TinyTask, tiny_plan
 
@@ -123,20 +123,20 @@ def test_a_line_without_losses_and_without_a_score_is_shorter() -> None:
 
 def test_spent_is_rounded_up_and_each_unit_has_its_own_text() -> None:
     both = [guarantee(0.6901, observer=observer) for observer in Observer]
-    assert spent_text(both, {"record": 1.0}) == "ε 0.70 of 1 per record"  # two observers who pay alike share a text
+    assert describe_spent(both, {"record": 1.0}) == "ε 0.70 of 1 per record"  # two observers who pay alike share a text
     two = [guarantee(0.2), guarantee(3.1, CLIENT)]
-    assert spent_text(two, {}) == "ε 0.20 per record · ε 3.10 per client"
+    assert describe_spent(two, {}) == "ε 0.20 per record · ε 3.10 per client"
 
 
 def test_the_budget_stands_beside_the_unit_it_belongs_to() -> None:
     # The limit of a plan is per record. Beside a client's ε it would be a number of another unit.
     two = [guarantee(0.2), guarantee(3.1, CLIENT)]
-    assert "3.10 of 1" not in spent_text(two, {"record": 1.0})
+    assert "3.10 of 1" not in describe_spent(two, {"record": 1.0})
 
 
 def test_without_a_guarantee_the_line_says_so() -> None:
-    assert spent_text([guarantee(math.inf)], {}) == "NO PRIVACY GUARANTEE"
-    assert spent_text([], {}) == "NO PRIVACY GUARANTEE"
+    assert describe_spent([guarantee(math.inf)], {}) == "NO PRIVACY GUARANTEE"
+    assert describe_spent([], {}) == "NO PRIVACY GUARANTEE"
     assert "ε" not in round_line(round_finished(spent=(guarantee(math.inf),), limits={}), 0)
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quietsum.secagg import keys
 from quietsum.secagg.messages import REVEALING, SessionTerms, Step
-from quietsum.secagg.outcomes import Outcome, Reason, Refused
+from quietsum.secagg.outcomes import Reason, Refused, SessionOutcome
 from quietsum.secagg.parameters import Adversary, Parameters, choose_groups
 from quietsum.secagg.party import Demands, Party
 from quietsum.secagg.server import Server
@@ -92,7 +92,7 @@ class Played:
     messages: list[tuple[Step, str, str, bytes]] = dataclasses.field(default_factory=list)  # step, from, to, bytes
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> SessionOutcome | None:
         return self.server.outcome
 
     @property
@@ -104,7 +104,7 @@ class Played:
         return total & np.uint32((1 << self.server.terms.bits) - 1)
 
     def exact(self) -> bool:
-        return self.outcome is Outcome.DONE and bool(np.array_equal(self.server.total(), self.expected))
+        return self.outcome is SessionOutcome.DONE and bool(np.array_equal(self.server.total(), self.expected))
 
 
 def session(

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from quietsum.errors import QuietsumError
 from quietsum.secagg.messages import Step
-from quietsum.secagg.outcomes import Outcome
+from quietsum.secagg.outcomes import SessionOutcome
 from quietsum.secagg.parameters import Adversary, Parameters
 from quietsum.secagg.party import find_reachable
 from secagg.sessions import ANSWERS, complete, drop, names_of, play, session, sparse
@@ -78,8 +78,8 @@ def test_any_inputs_any_graph_any_drop_outs_end_in_the_exact_sum_or_in_none(
     bits = data.draw(st.sampled_from([32, 32, 24, 20, 16]))
     played = play(session(parameters, inputs=vectors, dimension=size, floor=floor, bits=bits), reply=drop(missing))
     need = max(parameters.threshold, floor)
-    assert (played.outcome is Outcome.DONE) == ends_well(parameters, played.server._graph, missing, need)
-    if played.outcome is Outcome.DONE:
+    assert (played.outcome is SessionOutcome.DONE) == ends_well(parameters, played.server._graph, missing, need)
+    if played.outcome is SessionOutcome.DONE:
         assert played.exact()
         assert len(played.server.survivors) >= need
         assert not set(played.server.survivors) & {name for name, step in missing.items() if step <= Step.MASKED}
@@ -102,14 +102,16 @@ def test_a_party_lost_at_any_step_never_ends_a_session_that_has_enough_others(st
 @pytest.mark.parametrize(
     ("step", "outcome"),
     [
-        (Step.ADVERTISE, Outcome.TOO_FEW_KEYS),
-        (Step.SHARE, Outcome.TOO_FEW_SHARES),
-        (Step.MASKED, Outcome.TOO_FEW_INPUTS),
-        (Step.AGREE, Outcome.TOO_FEW_SIGNATURES),
-        (Step.UNMASK, Outcome.TOO_FEW_UNMASKED),
+        (Step.ADVERTISE, SessionOutcome.TOO_FEW_KEYS),
+        (Step.SHARE, SessionOutcome.TOO_FEW_SHARES),
+        (Step.MASKED, SessionOutcome.TOO_FEW_INPUTS),
+        (Step.AGREE, SessionOutcome.TOO_FEW_SIGNATURES),
+        (Step.UNMASK, SessionOutcome.TOO_FEW_UNMASKED),
     ],
 )
-def test_one_survivor_fewer_than_the_threshold_ends_the_session_without_a_sum(step: Step, outcome: Outcome) -> None:
+def test_one_survivor_fewer_than_the_threshold_ends_the_session_without_a_sum(
+    step: Step, outcome: SessionOutcome
+) -> None:
     names = names_of(6)
     played = play(session(complete(6, threshold=4)), reply=drop({name: step for name in names[:3]}))
     assert played.outcome is outcome
@@ -121,15 +123,15 @@ def test_one_survivor_fewer_than_the_threshold_ends_the_session_without_a_sum(st
 @pytest.mark.parametrize(
     ("step", "outcome"),
     [
-        (Step.ADVERTISE, Outcome.TOO_FEW_SHARES),
-        (Step.SHARE, Outcome.TOO_FEW_SHARES),
-        (Step.MASKED, Outcome.TOO_FEW_INPUTS),
-        (Step.AGREE, Outcome.TOO_FEW_SIGNATURES),
-        (Step.UNMASK, Outcome.TOO_FEW_UNMASKED),
+        (Step.ADVERTISE, SessionOutcome.TOO_FEW_SHARES),
+        (Step.SHARE, SessionOutcome.TOO_FEW_SHARES),
+        (Step.MASKED, SessionOutcome.TOO_FEW_INPUTS),
+        (Step.AGREE, SessionOutcome.TOO_FEW_SIGNATURES),
+        (Step.UNMASK, SessionOutcome.TOO_FEW_UNMASKED),
     ],
 )
 def test_on_the_sparse_graph_a_neighbourhood_below_the_threshold_ends_the_session_at_that_step(
-    step: Step, outcome: Outcome
+    step: Step, outcome: SessionOutcome
 ) -> None:
     """All four neighbours are needed, so that one is too many to lose; no party is asked for more after that."""
     parameters = sparse(8, neighbours=4, threshold=4)

@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 from quietsum.secagg import messages
 from quietsum.secagg.messages import SERVER, Step
-from quietsum.secagg.outcomes import Outcome, Reason, Refused
+from quietsum.secagg.outcomes import Reason, Refused, SessionOutcome
 from secagg.sessions import ANSWERS, Played, answer, complete, drop, identity_of, names_of, play, session, sparse
 
 PARAMETERS = complete(4, threshold=3)
@@ -46,7 +46,7 @@ def flipped(at: int) -> Callable[[Step, bytes], bytes]:
 def recorded(**changed: Any) -> dict[tuple[Step, str, str], bytes]:
     """Every message of a session under other terms, by step, sender and receiver."""
     other = play(session(PARAMETERS, **changed))
-    assert other.outcome is Outcome.DONE
+    assert other.outcome is SessionOutcome.DONE
     return {(step, sender, receiver): data for step, sender, receiver, data in other.messages}
 
 
@@ -56,15 +56,15 @@ SAME_TERMS = recorded()
 
 def rebound(step: Step, data: bytes) -> bytes:
     """The same message, signed by its sender for a session that is not this one."""
-    frame = messages.read(data, largest=1 << 20)
+    frame = messages.read_frame(data, largest=1 << 20)
     signer = identity_of(frame.sender or "the server")
-    return messages.write(
+    return messages.write_frame(
         frame.step, bytes(32), sender=frame.sender, receiver=frame.receiver, payload=frame.payload, identity=signer
     )
 
 
 def from_another_session(step: Step, data: bytes) -> bytes:
-    frame = messages.read(data, largest=1 << 20)
+    frame = messages.read_frame(data, largest=1 << 20)
     return OTHER_ATTEMPT[frame.step, frame.sender, frame.receiver]
 
 
@@ -89,7 +89,7 @@ LINE = {
 
 def check_end(played: Played, hit: str, step: Step, fault: Fault) -> None:
     """Exactly the stated end: the sum of the right survivors, and the party lost where the table says so."""
-    assert played.outcome is Outcome.DONE
+    assert played.outcome is SessionOutcome.DONE
     assert played.exact()
     counted = not fault.lost or step > Step.MASKED
     assert played.server.survivors == tuple(name for name in NAMES if name != hit or counted)
@@ -238,9 +238,9 @@ def test_a_second_different_answer_is_refused_and_the_first_one_counts(step: Ste
     def line(at: Step, party: str, data: bytes) -> bytes:
         if at is step and party == hit:
             assert played.server.take(party, data) is None
-            frame = messages.read(data, largest=1 << 20)
+            frame = messages.read_frame(data, largest=1 << 20)
             changed = bytes(frame.payload)[:-1] + bytes((bytes(frame.payload)[-1] ^ 1,))
-            return messages.write(
+            return messages.write_frame(
                 step, frame.session, sender=party, receiver=SERVER, payload=changed, identity=identity_of(party)
             )
         return data
@@ -269,7 +269,9 @@ def test_a_step_whose_turn_has_not_come_is_refused(order: Step, step: Step) -> N
 def own_frame(played: Played, step: Step, party: str, payload: bytes) -> bytes:
     """A message of this session that ``party`` signs, whatever its turn."""
     binding = played.server._opening if step is Step.ADVERTISE else played.server._session
-    return messages.write(step, binding, sender=party, receiver=SERVER, payload=payload, identity=identity_of(party))
+    return messages.write_frame(
+        step, binding, sender=party, receiver=SERVER, payload=payload, identity=identity_of(party)
+    )
 
 
 PAYLOADS = {
@@ -315,7 +317,7 @@ def test_a_sparse_session_prunes_a_party_whose_neighbours_did_not_share() -> Non
     play(played, question=ask, reply=lambda step, party, data: drop(gone)(step, party, data))
     assert len(near) == 4
     assert played.server.lost["site-00"].reason is Reason.TOO_FEW_HOLDERS
-    if played.outcome is Outcome.DONE:
+    if played.outcome is SessionOutcome.DONE:
         assert played.exact()
 
 
@@ -357,6 +359,6 @@ def test_any_faults_together_end_in_the_exact_sum_or_in_none(faults: dict[tuple[
     lost = {name for (name, _, _), kind in faults.items() if LINE[kind].lost}
     if len(lost) <= 1:
         assert played.exact()
-    assert isinstance(played.outcome, Outcome)
+    assert isinstance(played.outcome, SessionOutcome)
     assert played.exact() or played.server._sum is None
     assert set(played.server.lost) <= lost

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError
 from quietsum.secagg import graph, keys, messages
 from quietsum.secagg.messages import DRAWING, DRAWS, REVEALING, SERVER, Keys, Step
-from quietsum.secagg.outcomes import Outcome, Reason
+from quietsum.secagg.outcomes import Reason, SessionOutcome
 from quietsum.secagg.parameters import Adversary, Parameters, choose_groups, choose_parameters
 from quietsum.secagg.party import Demands, Party
 from quietsum.secagg.server import Server
@@ -45,7 +45,7 @@ def exact(played: Played) -> bool:
 
 def test_every_group_has_the_exact_sum_of_its_own_members() -> None:
     played = play(session(TWELVE))
-    assert played.outcome is Outcome.DONE and not played.refused
+    assert played.outcome is SessionOutcome.DONE and not played.refused
     sums = played.server.sums()
     assert [len(one.members) for one in sums] == [4, 4, 4]
     assert sorted(name for one in sums for name in one.members) == NAMES
@@ -78,7 +78,7 @@ def test_under_any_drop_outs_each_group_is_exact_or_lost_as_a_whole(
     played = play(session(parameters), reply=drop(missing, after_send=after))
     server = played.server
     assert server.outcome is not None and not played.refused
-    if server.outcome is not Outcome.DONE:
+    if server.outcome is not SessionOutcome.DONE:
         with pytest.raises(QuietsumError, match="no sum"):
             server.sums()
         return
@@ -106,7 +106,7 @@ def test_a_group_below_its_floor_is_lost_and_the_others_go_on() -> None:
 
     play(played, reply=line)
     first, *others = played.server.groups
-    assert played.outcome is Outcome.DONE and [one.number for one in played.server.sums()] == [1, 2]
+    assert played.outcome is SessionOutcome.DONE and [one.number for one in played.server.sums()] == [1, 2]
     assert played.server.survivors == tuple(sorted(itertools.chain(*others)))
     assert {played.server.lost[name].reason for name in first[2:]} == {Reason.GROUP_LOST}
     assert {played.server.lost[name].reason for name in first[:2]} == {Reason.NO_ANSWER}
@@ -116,7 +116,7 @@ def test_a_group_below_its_floor_is_lost_and_the_others_go_on() -> None:
 def test_with_every_group_lost_there_is_no_sum() -> None:
     played = session(TWELVE)
     play(played, reply=lambda step, party, data: None if step is Step.MASKED and party in halves(played) else data)
-    assert played.outcome is Outcome.TOO_FEW_INPUTS and played.server.survivors == ()
+    assert played.outcome is SessionOutcome.TOO_FEW_INPUTS and played.server.survivors == ()
     with pytest.raises(QuietsumError, match="no sum"):
         played.server.sums()
 
@@ -129,7 +129,7 @@ def test_large_groups_have_a_sparse_graph_each() -> None:
     parameters = choose_groups(120, 2, corrupt=1, drop_outs=0.05, adversary=Adversary.CURIOUS)
     assert not parameters.complete and parameters.within(60).neighbours < 59
     played = play(session(parameters), reply=drop({"site-03": Step.MASKED, "site-77": Step.UNMASK}))
-    assert played.outcome is Outcome.DONE and exact(played)
+    assert played.outcome is SessionOutcome.DONE and exact(played)
     assert "site-03" not in played.server.survivors and "site-77" in played.server.survivors
 
 
@@ -145,7 +145,7 @@ def test_one_group_is_the_session_that_there_was_before() -> None:
 
 def test_a_party_that_does_not_open_its_pledge_is_lost_and_the_groups_are_drawn_again() -> None:
     played = play(session(TWELVE), reply=drop({NAMES[4]: Step.REVEAL}))
-    assert played.outcome is Outcome.DONE and exact(played) and NAMES[4] not in played.server.survivors
+    assert played.outcome is SessionOutcome.DONE and exact(played) and NAMES[4] not in played.server.survivors
     assert played.server.lost[NAMES[4]].reason is Reason.NO_ANSWER
     again = {name for step, sender, name, _ in played.messages if step is Step.DRAW_AGAIN and not sender}
     assert again == set(NAMES) - {NAMES[4]}
@@ -154,7 +154,7 @@ def test_a_party_that_does_not_open_its_pledge_is_lost_and_the_groups_are_drawn_
 def test_nobody_can_ask_for_more_than_three_draws() -> None:
     gone = {step: NAMES[place] for place, step in enumerate(REVEALING)}
     played = play(session(TWELVE), reply=lambda step, party, data: None if gone.get(step) == party else data)
-    assert played.outcome is Outcome.NO_DRAW and played.server.step is None
+    assert played.outcome is SessionOutcome.NO_DRAW and played.server.step is None
     assert not any(step.turn >= Step.ROSTER.turn for step, *_ in played.messages)
     with pytest.raises(ValueError, match="not in tuple"):
         played.parties[NAMES[0]].reveal(Step.REVEAL_LAST, b"")
@@ -224,15 +224,15 @@ VICTIM = NAMES[5]
 
 
 def forged(data: bytes, payload: bytes) -> bytes:
-    frame = messages.read(data, largest=1 << 22)
-    return messages.write(
+    frame = messages.read_frame(data, largest=1 << 22)
+    return messages.write_frame(
         frame.step, frame.session, sender=SERVER, receiver=frame.receiver, payload=payload,
         identity=identity_of("the server"),
     )  # fmt: skip
 
 
 def payload_of(data: bytes) -> bytes:
-    return bytes(messages.read(data, largest=1 << 22).payload)
+    return bytes(messages.read_frame(data, largest=1 << 22).payload)
 
 
 def other_roster(change: Callable[[dict[str, Keys]], object]) -> Lie:
@@ -282,11 +282,11 @@ def without_me(played: Played, party: str, data: bytes) -> bytes:
 
 def letter_of_another_group(played: Played, party: str, data: bytes) -> bytes:
     """The question that a member of another group got, addressed to this party."""
-    frame = messages.read(data, largest=1 << 22)
+    frame = messages.read_frame(data, largest=1 << 22)
     mine = group_of(played, party)
     other = next(group for members, group in zip(played.server.groups, played.server._inner, strict=True)
                  if members != mine)  # fmt: skip
-    return messages.write(
+    return messages.write_frame(
         frame.step, other._session, sender=SERVER, receiver=party, payload=bytes(frame.payload),
         identity=identity_of("the server"),
     )  # fmt: skip
@@ -339,7 +339,7 @@ def test_every_lie_ends_in_its_reason_and_reveals_nothing_more(name: str) -> Non
 def test_without_a_lie_nobody_refuses() -> None:
     """The negative control of the table above: the same play with honest questions."""
     played = play(session(TWELVE), question=lambda at, party, data: data)
-    assert not played.refused and played.outcome is Outcome.DONE
+    assert not played.refused and played.outcome is SessionOutcome.DONE
 
 
 def test_a_server_that_shows_two_lists_gets_no_sum_of_those_it_split_off() -> None:
@@ -376,8 +376,8 @@ def test_a_key_that_its_owner_did_not_sign_is_refused_in_the_group() -> None:
             nonces = {name: played.parties[name]._secrets.nonces[0] for name in roster}  # type: ignore[union-attr]
             seen["reason"] = _refusal(
                 played.parties[party],
-                messages.write(
-                    Step.ROSTER, messages.read(data, largest=1 << 22).session, sender=SERVER, receiver=party,
+                messages.write_frame(
+                    Step.ROSTER, messages.read_frame(data, largest=1 << 22).session, sender=SERVER, receiver=party,
                     payload=messages.write_hashes(nonces, NAMES), identity=identity_of("the server"),
                 ),
             )  # fmt: skip
@@ -418,19 +418,19 @@ def test_a_party_that_opens_something_else_than_it_pledged_is_lost() -> None:
     def line(step: Step, party: str, data: bytes) -> bytes:
         if (step, party) != (Step.REVEAL, VICTIM):
             return data
-        frame = messages.read(data, largest=1 << 22)
+        frame = messages.read_frame(data, largest=1 << 22)
         payload = bytes(32) + bytes(frame.payload)[32:]
-        return messages.write(step, frame.session, sender=party, receiver=SERVER, payload=payload,
+        return messages.write_frame(step, frame.session, sender=party, receiver=SERVER, payload=payload,
                               identity=identity_of(party))  # fmt: skip
 
     play(played, reply=line)
     assert played.server.lost[VICTIM].reason is Reason.BROKEN_PLEDGE
-    assert played.outcome is Outcome.DONE and exact(played)
+    assert played.outcome is SessionOutcome.DONE and exact(played)
 
 
 def test_a_policy_s_floor_is_the_group_s() -> None:
     played = play(session(TWELVE, policy=Demands(floor=4)))
-    assert set(played.refused.values()) == {Reason.FLOOR_BELOW_POLICY} and played.outcome is Outcome.TOO_FEW_KEYS
+    assert set(played.refused.values()) == {Reason.FLOOR_BELOW_POLICY} and played.outcome is SessionOutcome.TOO_FEW_KEYS
 
 
 def test_other_groups_than_the_plan_s_are_refused() -> None:
@@ -548,7 +548,7 @@ def test_whatever_becomes_of_one_answer_the_others_sums_are_exact(step: Step, ki
         return BENT[kind](data, before) if (at, party) == (step, victim) else data
 
     play(played, reply=line)
-    assert played.outcome is Outcome.DONE and exact(played)
+    assert played.outcome is SessionOutcome.DONE and exact(played)
     reason = played.server.lost[victim].reason
     assert reason is (Reason.NO_ANSWER if kind == "lost" else played.turned_away[step, victim])
     assert (victim in played.server.survivors) is (step.turn > Step.MASKED.turn)
@@ -567,7 +567,7 @@ def test_whatever_becomes_of_one_question_the_party_refuses_it_with_a_reason(ste
         return BENT[kind](data, before) if (at, party) == (step, victim) else data
 
     play(played, question=line)
-    assert played.outcome is Outcome.DONE and exact(played)
+    assert played.outcome is SessionOutcome.DONE and exact(played)
     assert kind == "lost" or played.refused[step, victim] in set(Reason)
 
 
@@ -583,4 +583,4 @@ def test_an_answer_that_comes_twice_counts_once_and_a_replayed_one_not_at_all() 
         return data
 
     play(played, reply=line)
-    assert played.outcome is Outcome.DONE and exact(played) and not played.turned_away
+    assert played.outcome is SessionOutcome.DONE and exact(played) and not played.turned_away

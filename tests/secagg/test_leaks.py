@@ -16,7 +16,7 @@ from scipy import stats
 
 from quietsum.secagg import keys, masks, messages, party as party_module, shamir
 from quietsum.secagg.messages import SERVER, KeyShare, Step
-from quietsum.secagg.outcomes import Outcome, Refused
+from quietsum.secagg.outcomes import Refused, SessionOutcome
 from quietsum.secagg.party import Party, sign_of
 from secagg.sessions import MODEL, Played, answer, complete, drop, identity_of, names_of, play, session, sparse
 
@@ -152,7 +152,7 @@ def test_a_party_keeps_no_secret_after_its_vector_is_out_and_no_share_after_the_
 
 def words(data: bytes) -> NDArray[np.uint32]:
     """The vector of a MASKED answer."""
-    payload = messages.read(data, largest=1 << 24).payload
+    payload = messages.read_frame(data, largest=1 << 24).payload
     return np.frombuffer(payload, dtype="<u4").copy()
 
 
@@ -211,7 +211,7 @@ def test_two_sessions_with_one_input_have_nothing_in_common() -> None:
 def public_keys(played: Played) -> list[bytes]:
     """All X25519 public keys that were sent in a session."""
     sent = [data for step, _, _, data in played.messages if step is Step.ADVERTISE]
-    read = [messages.read_keys(messages.read(data, largest=1 << 20).payload) for data in sent]
+    read = [messages.read_keys(messages.read_frame(data, largest=1 << 20).payload) for data in sent]
     return [key for each in read for key in (each.mask, each.channel)]
 
 
@@ -238,7 +238,7 @@ def key_from_shares(played: Played, victim: str) -> bytes:
     told: dict[int, Any] = {}
     for step, sender, _, data in played.messages:
         if step is Step.UNMASK:
-            shares = messages.read_unmask(messages.read(data, largest=1 << 20).payload, NAMES)
+            shares = messages.read_unmask(messages.read_frame(data, largest=1 << 20).payload, NAMES)
             assert isinstance(shares[victim], KeyShare)
             told[NAMES.index(sender) + 1] = shares[victim].limbs
     return shamir.rebuild(list(told), np.stack(list(told.values())), threshold=3)
@@ -248,7 +248,7 @@ def test_a_vector_that_comes_late_stays_hidden_although_its_key_was_rebuilt() ->
     """The reason for self-masks: declared dropped, its pairwise masks are known, and then the vector arrives."""
     victim = NAMES[2]
     played = play(session(PARAMETERS), reply=drop({victim: Step.MASKED}))
-    assert played.outcome is Outcome.DONE
+    assert played.outcome is SessionOutcome.DONE
     late = masked(played)[victim]
     opened = stripped(played, victim, key_from_shares(played, victim), late)
     assert not np.array_equal(opened, played.inputs[victim])
@@ -262,7 +262,9 @@ def test_a_key_rebuilt_in_one_round_opens_no_other_round() -> None:
     secret = key_from_shares(two, victim)
     assert one.exact() and two.exact()
     told = {
-        NAMES.index(sender) + 1: messages.read_unmask(messages.read(data, largest=1 << 20).payload, NAMES)[victim].limbs
+        NAMES.index(sender) + 1: messages.read_unmask(messages.read_frame(data, largest=1 << 20).payload, NAMES)[
+            victim
+        ].limbs
         for step, sender, _, data in one.messages
         if step is Step.UNMASK
     }
@@ -323,11 +325,11 @@ def test_sealed_shares_of_another_session_are_not_accepted_even_under_the_same_k
             assert step is not None
             for name, data in pending.items():
                 if step is Step.MASKED:
-                    frame = messages.read(data, largest=1 << 20)
+                    frame = messages.read_frame(data, largest=1 << 20)
                     members, mine = messages.read_shares(frame.payload, NAMES)
                     sealed[name] = mine
                     if replay is not None:
-                        data = messages.write(
+                        data = messages.write_frame(
                             Step.SHARES,
                             frame.session,
                             sender=SERVER,
@@ -354,7 +356,7 @@ def test_sealed_shares_of_another_session_are_not_accepted_even_under_the_same_k
     second, _ = run(sealed, attempt=1)
     assert public_keys_of(second) == public_keys_of(first)  # the keys are indeed the same
     assert second.__dict__["held"] == {name: {name} for name in NAMES}  # its own alone
-    assert second.outcome is Outcome.TOO_FEW_UNMASKED
+    assert second.outcome is SessionOutcome.TOO_FEW_UNMASKED
 
 
 def public_keys_of(played: Played) -> set[bytes]:

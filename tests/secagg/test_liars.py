@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from quietsum.secagg import decoding, messages, shamir
 from quietsum.secagg.messages import SERVER, KeyShare, SeedShare, Step
-from quietsum.secagg.outcomes import Outcome, Reason
+from quietsum.secagg.outcomes import Reason, SessionOutcome
 from secagg.sessions import Answer, complete, drop, identity_of, names_of, play, session, sparse
 
 NAMES = names_of(8)
@@ -18,8 +18,8 @@ NAMES = names_of(8)
 
 def resigned(data: bytes, payload: bytes) -> bytes:
     """The answer ``data`` with another payload, signed by its sender."""
-    frame = messages.read(data, largest=1 << 22)
-    return messages.write(
+    frame = messages.read_frame(data, largest=1 << 22)
+    return messages.write_frame(
         frame.step,
         frame.session,
         sender=frame.sender,
@@ -33,7 +33,7 @@ def lying(liars: set[str], *, about: set[str] | None = None, limb: int | None = 
     def line(step: Step, party: str, data: bytes) -> bytes:
         if step is not Step.UNMASK or party not in liars:
             return data
-        shares = messages.read_unmask(messages.read(data, largest=1 << 22).payload, NAMES)
+        shares = messages.read_unmask(messages.read_frame(data, largest=1 << 22).payload, NAMES)
         for peer, share in shares.items():
             if about is None or peer in about:
                 limbs = share.limbs.copy()
@@ -104,7 +104,7 @@ def test_a_dealer_cannot_frame_a_holder(
 def test_more_liars_than_spare_shares_end_the_session_without_a_sum() -> None:
     line = lying(set(NAMES[:3]))
     played = play(session(complete(8, threshold=6)), reply=line)
-    assert played.outcome is Outcome.WRONG_SHARES
+    assert played.outcome is SessionOutcome.WRONG_SHARES
     assert played.server._sum is None
 
 
@@ -114,7 +114,7 @@ def test_liars_of_a_sparse_session_are_named_too() -> None:
     def line(step: Step, party: str, data: bytes) -> bytes:
         if step is not Step.UNMASK or party != names[4]:
             return data
-        shares = messages.read_unmask(messages.read(data, largest=1 << 22).payload, names)
+        shares = messages.read_unmask(messages.read_frame(data, largest=1 << 22).payload, names)
         false = {peer: type(share)((share.limbs + 1) % 2**31 % (2**31 - 1)) for peer, share in shares.items()}
         return resigned(data, messages.write_unmask(false, names))
 
@@ -127,7 +127,7 @@ def test_a_share_of_the_kind_that_was_not_asked_for_is_refused() -> None:
     def line(step: Step, party: str, data: bytes) -> bytes:
         if step is not Step.UNMASK or party != NAMES[0]:
             return data
-        shares = messages.read_unmask(messages.read(data, largest=1 << 22).payload, NAMES)
+        shares = messages.read_unmask(messages.read_frame(data, largest=1 << 22).payload, NAMES)
         turned = {
             peer: (KeyShare if isinstance(one, SeedShare) else SeedShare)(one.limbs) for peer, one in shares.items()
         }
@@ -148,7 +148,7 @@ def test_shares_of_parties_that_are_no_neighbours_or_never_shared_are_refused() 
             return None
         if step is not Step.UNMASK or party != liar:
             return data
-        shares = messages.read_unmask(messages.read(data, largest=1 << 22).payload, names)
+        shares = messages.read_unmask(messages.read_frame(data, largest=1 << 22).payload, names)
         stranger = next(name for name in names if name not in (liar, *played.server._graph[liar]))
         for peer in (stranger, silent):
             made_up = shares | {peer: KeyShare(np.zeros(9, dtype=np.uint32))}
@@ -165,7 +165,7 @@ def test_an_agreement_to_another_list_and_shares_for_others_than_the_neighbours_
         if step is Step.AGREE and party == NAMES[0]:
             return resigned(data, messages.bitmap(NAMES[:5], NAMES))
         if step is Step.SHARE and party == NAMES[1]:
-            commit, sealed = messages.read_share(messages.read(data, largest=1 << 22).payload, NAMES)
+            commit, sealed = messages.read_share(messages.read_frame(data, largest=1 << 22).payload, NAMES)
             sealed.pop(NAMES[3])
             return resigned(data, messages.write_share(commit, sealed, NAMES))
         return data
@@ -183,7 +183,7 @@ def test_keys_that_two_parties_share_or_that_agree_on_nothing_are_not_taken() ->
 
     def line(step: Step, party: str, data: bytes) -> bytes:
         if step is Step.ADVERTISE:
-            first.setdefault("keys", bytes(messages.read(data, largest=1 << 22).payload))
+            first.setdefault("keys", bytes(messages.read_frame(data, largest=1 << 22).payload))
             if party == NAMES[2]:
                 return resigned(data, first["keys"])
             if party == NAMES[3]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from quietsum.errors import InvalidParameter
 from quietsum.secagg import graph, keys, messages
 from quietsum.secagg.messages import SERVER, Keys, KeyShare, SeedShare, SessionTerms, Step
-from quietsum.secagg.outcomes import Outcome, Reason, Refused
+from quietsum.secagg.outcomes import Reason, Refused, SessionOutcome
 from quietsum.secagg.parameters import Adversary
 from quietsum.secagg.party import Demands, Party
 from secagg.sessions import (
@@ -42,8 +42,8 @@ Lie = Callable[[Played, str, bytes], bytes]
 
 def forged(data: bytes, payload: bytes, *, step: Step | None = None, session: bytes | None = None) -> bytes:
     """The question ``data`` with another payload, signed by the server."""
-    frame = messages.read(data, largest=1 << 22)
-    return messages.write(
+    frame = messages.read_frame(data, largest=1 << 22)
+    return messages.write_frame(
         step or frame.step,
         session or frame.session,
         sender=SERVER,
@@ -54,7 +54,7 @@ def forged(data: bytes, payload: bytes, *, step: Step | None = None, session: by
 
 
 def payload_of(data: bytes) -> bytes:
-    return bytes(messages.read(data, largest=1 << 22).payload)
+    return bytes(messages.read_frame(data, largest=1 << 22).payload)
 
 
 def with_terms(**changed: object) -> Lie:
@@ -266,7 +266,7 @@ def test_a_lie_to_all_parties_ends_without_a_sum(lie: str) -> None:
         return change(played, party, data) if at is step else data
 
     play(played, question=line)
-    assert played.outcome is not Outcome.DONE
+    assert played.outcome is not SessionOutcome.DONE
     assert reason in played.refused.values()
     assert all(at is step for at, _ in played.refused)
 
@@ -306,7 +306,7 @@ def test_terms_below_a_party_s_policy_are_refused_before_any_key_is_made() -> No
     ):
         played = play(session(PARAMETERS, policy=policy))
         assert set(played.refused.values()) == {reason}
-        assert played.outcome is Outcome.TOO_FEW_KEYS
+        assert played.outcome is SessionOutcome.TOO_FEW_KEYS
         assert all(party._secrets is None for party in played.parties.values())
 
 
@@ -334,7 +334,7 @@ def test_parties_with_different_models_never_meet_in_one_session() -> None:
 
     def rebind(step: Step, party: str, data: bytes) -> bytes:
         if party == VICTIM and step is Step.ADVERTISE:  # the server takes the keys as if they had been signed for it
-            frame = messages.read(data, largest=1 << 20)
+            frame = messages.read_frame(data, largest=1 << 20)
             played.server._roster[party] = dataclasses.replace(
                 messages.read_keys(frame.payload), signature=frame.signature
             )
@@ -345,7 +345,7 @@ def test_parties_with_different_models_never_meet_in_one_session() -> None:
     assert other.model != MODEL
     assert set(played.refused.values()) == {Reason.FORGED_STATEMENT}
     assert len(played.refused) == 5
-    assert played.outcome is Outcome.TOO_FEW_SHARES
+    assert played.outcome is SessionOutcome.TOO_FEW_SHARES
 
 
 @pytest.mark.parametrize("lie", [lie for lie, (step, _, _) in LIES.items() if step is Step.MASKED])
@@ -403,7 +403,7 @@ def test_a_frame_under_another_sender_or_for_another_step_is_refused_though_the_
 
     def question(step: Step, sender: str) -> bytes:
         whole, server = messages.bitmap(NAMES, NAMES), identity_of("the server")
-        return messages.write(step, named, sender=sender, receiver=VICTIM, payload=whole, identity=server)
+        return messages.write_frame(step, named, sender=sender, receiver=VICTIM, payload=whole, identity=server)
 
     for wrong, reason in (
         (question(Step.SURVIVORS, OTHER), Reason.WRONG_SENDER),
@@ -427,7 +427,7 @@ def test_a_party_answers_no_session_of_others() -> None:
     payload = messages.write_open(terms, strangers)
     with pytest.raises(Refused) as refusal:
         party.advertise(
-            messages.write(Step.OPEN, opened, sender=SERVER, receiver=VICTIM, payload=payload, identity=server)
+            messages.write_frame(Step.OPEN, opened, sender=SERVER, receiver=VICTIM, payload=payload, identity=server)
         )
     assert refusal.value.reason is Reason.SELF_MISSING
 
@@ -443,7 +443,7 @@ def test_one_identity_under_two_names_is_refused() -> None:
         peers=public,
         terms=terms,
     )
-    question = messages.write(
+    question = messages.write_frame(
         Step.OPEN,
         messages.opening(terms, public),
         sender=SERVER,
@@ -477,7 +477,7 @@ def two_lists(played: Played, first: dict[str, tuple[str, ...]], *, honest_signa
     signatures: dict[str, bytes] = {}
     for name, data in pending.items():
         said = played.parties[name].agree(forged(data, messages.bitmap(first[name], NAMES)))
-        signatures[name] = messages.read(said, largest=1 << 20).signature
+        signatures[name] = messages.read_frame(said, largest=1 << 20).signature
     told: dict[str, bytes] = {}
     for name, data in pending.items():
         shown = {
@@ -593,7 +593,7 @@ def test_naming_a_party_that_sent_nothing_lifts_no_sum_over_the_floor() -> None:
         for name, data in pending.items():
             assert server.take(name, answer(played, name, step, data)) is None
         pending = server.advance()
-    assert server.outcome is Outcome.DONE
+    assert server.outcome is SessionOutcome.DONE
     assert len(set(server.total().tolist())) > 60  # all three true inputs are zero, and so would their sum be
 
 
@@ -619,7 +619,7 @@ def test_a_sparse_list_of_survivors_that_cuts_the_graph_is_refused_below_the_flo
     play(played, question=line)
     refused = {name for (step, name), reason in played.refused.items() if reason is Reason.BELOW_FLOOR}
     assert len(refused) == 8
-    assert played.outcome is Outcome.TOO_FEW_SIGNATURES
+    assert played.outcome is SessionOutcome.TOO_FEW_SIGNATURES
 
 
 def test_a_server_cannot_give_a_party_other_neighbours() -> None:
@@ -666,7 +666,7 @@ def test_a_sealed_share_that_cannot_be_opened_is_made_up_for_by_spare_holders() 
             return forged(data, messages.write_shares(members, sealed | {OTHER: bytes(100)}, NAMES))
         return data
 
-    assert play(worse, question=all_of_one).outcome is Outcome.TOO_FEW_UNMASKED
+    assert play(worse, question=all_of_one).outcome is SessionOutcome.TOO_FEW_UNMASKED
 
 
 def test_terms_are_checked_where_they_are_made() -> None:

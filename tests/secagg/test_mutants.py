@@ -138,7 +138,7 @@ def server_that_adds_late_vectors(patch: Patch) -> None:
 
     def generous(self: Server, name: str, data: Any) -> Reason | None:
         reason = real(self, name, data)
-        if reason is Reason.LATE and (frame := messages.read(data, largest=1 << 20)).step is Step.MASKED:
+        if reason is Reason.LATE and (frame := messages.read_frame(data, largest=1 << 20)).step is Step.MASKED:
             self._take_vector(name, frame)
         return reason
 

@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 from quietsum.errors import InvalidParameter
 from quietsum.secagg.layout import centre_lift, wire_size
 from quietsum.secagg.messages import Step, read_vector
-from quietsum.secagg.outcomes import Outcome, Reason
+from quietsum.secagg.outcomes import Reason, SessionOutcome
 from secagg.sessions import complete, drop, names_of, play, session, terms_of
 
 PARAMETERS = complete(5, threshold=3)
@@ -20,7 +20,7 @@ PARAMETERS = complete(5, threshold=3)
 def test_the_sum_is_exact_modulo_two_to_the_bits_and_only_they_travel(bits: int, lost: int) -> None:
     missing = dict.fromkeys(names_of(5)[:lost], Step.MASKED)
     done = play(session(PARAMETERS, dimension=1001, bits=bits), question=drop(missing))
-    assert done.outcome is Outcome.DONE
+    assert done.outcome is SessionOutcome.DONE
     assert (done.server.total() == done.expected & np.uint32(2**bits - 1)).all()
     sizes = {len(data) for step, _, _, data in done.messages if step is Step.MASKED}
     wide = play(session(PARAMETERS, dimension=1001))
@@ -48,7 +48,7 @@ def test_what_travels_of_a_masked_zero_is_uniform_in_sixteen_bits() -> None:
 
 def test_a_server_with_another_ring_is_refused_by_every_party() -> None:
     done = play(session(PARAMETERS, bits=16, server_terms=terms_of(PARAMETERS, bits=24)))
-    assert done.outcome is Outcome.TOO_FEW_KEYS
+    assert done.outcome is SessionOutcome.TOO_FEW_KEYS
     assert set(done.refused.values()) == {Reason.OTHER_DIMENSION}
 
 

@@ -10,10 +10,10 @@ import pytest
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.secagg import messages
 from quietsum.secagg.messages import Step
-from quietsum.secagg.outcomes import Outcome, Reason, Refused
+from quietsum.secagg.outcomes import Reason, Refused, SessionOutcome
 from quietsum.secagg.parameters import choose_parameters
 from quietsum.secagg.party import PeerState
-from quietsum.secagg.server import Loss, Server
+from quietsum.secagg.server import LostParty, Server
 from secagg.sessions import ANSWERS, answer, complete, drop, identity_of, names_of, play, session
 
 NAMES = names_of(5)
@@ -37,7 +37,7 @@ def test_survivors_are_fixed_one_call_before_anyone_is_asked_to_unmask() -> None
     # here the round commits its ledger: who is in the sum is known, and no share of any secret has left a party
     fixed, sum_before = server.survivors, server._sum.copy()  # type: ignore[union-attr]
     assert fixed == tuple(NAMES[:4])
-    steps = {messages.read(data, largest=1 << 20).step for data in pending.values()}
+    steps = {messages.read_frame(data, largest=1 << 20).step for data in pending.values()}
     assert steps == {Step.SURVIVORS}
     assert all(peer.both is not None for party in played.parties.values() for peer in party._peers.values())
     assert server.take(late, kept) is Reason.LATE
@@ -58,7 +58,7 @@ def test_a_session_that_is_stopped_in_the_pause_releases_nothing() -> None:
     played = play(session(complete(5, threshold=3)), until=Step.UNMASK)
     played.server.stop()
     played.server.stop()
-    assert played.outcome is Outcome.STOPPED
+    assert played.outcome is SessionOutcome.STOPPED
     assert played.server.advance() == {}
     assert played.server._sum is None
     assert played.server.waiting == frozenset()
@@ -81,8 +81,8 @@ def test_who_was_lost_is_told_with_step_and_reason(step: Step) -> None:
     waited: list[frozenset[str]] = []
     play(played, reply=line, before_advance=lambda at: waited.append(played.server.waiting))
     assert played.server.lost == {
-        NAMES[1]: Loss(step=step, reason=Reason.NO_ANSWER),
-        NAMES[2]: Loss(step=step, reason=Reason.TRUNCATED),
+        NAMES[1]: LostParty(step=step, reason=Reason.NO_ANSWER),
+        NAMES[2]: LostParty(step=step, reason=Reason.TRUNCATED),
     }
     assert waited[ANSWERS.index(step)] == {NAMES[1], NAMES[2]}
     assert played.exact()
@@ -135,7 +135,7 @@ def test_a_masked_vector_is_kept_for_a_second_delivery_until_the_next_question_i
     assert party.mask(question, vector) == said
     listed = messages.bitmap(names_of(4), names_of(4))
     party.agree(
-        messages.write(
+        messages.write_frame(
             Step.SURVIVORS,
             played.server._session,
             sender="",
@@ -154,7 +154,7 @@ def test_a_party_that_refused_a_lie_gives_the_same_reason_to_all_that_follows() 
     party, session_name = played.parties[NAMES[0]], played.server._session
 
     def listing(members: list[str]) -> bytes:
-        return messages.write(
+        return messages.write_frame(
             Step.SURVIVORS,
             session_name,
             sender="",

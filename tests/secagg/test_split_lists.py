@@ -40,7 +40,7 @@ def shares_of_the_victim(
     seeds, private = len(given), len(given)
 
     def question(name: str, step: Step, payload: bytes) -> bytes:
-        return messages.write(
+        return messages.write_frame(
             step, server._session, sender=SERVER, receiver=name, payload=payload, identity=identity_of("the server")
         )
 
@@ -50,7 +50,7 @@ def shares_of_the_victim(
         said = played.parties[name].agree(
             question(name, Step.SURVIVORS, messages.bitmap(lists[name in alive_for], names))
         )
-        signed[name in alive_for][name] = messages.read(said, largest=1 << 20).signature
+        signed[name in alive_for][name] = messages.read_frame(said, largest=1 << 20).signature
     for name, kind in itertools.product(colluders, (True, False)):
         said_by = messages.statement(Step.AGREE, server._session, name, SERVER, messages.bitmap(lists[kind], names))
         signed[kind][name] = identity_of(name).sign(said_by)
@@ -60,7 +60,7 @@ def shares_of_the_victim(
             told = played.parties[name].unmask(question(name, Step.AGREED, shown))
         except Refused:
             continue
-        share = messages.read_unmask(messages.read(told, largest=1 << 20).payload, names)[victim]
+        share = messages.read_unmask(messages.read_frame(told, largest=1 << 20).payload, names)[victim]
         seeds += isinstance(share, SeedShare)
         private += isinstance(share, KeyShare)
     return seeds, private
@@ -119,7 +119,7 @@ def test_no_sequence_of_questions_makes_parties_reveal_both_secrets_or_a_sum_bel
     honest = NAMES[:4]
 
     def question(name: str, step: Step, payload: bytes) -> bytes:
-        return messages.write(
+        return messages.write_frame(
             step, name_of_session, sender=SERVER, receiver=name, payload=payload, identity=identity_of("the server")
         )
 
@@ -130,7 +130,9 @@ def test_no_sequence_of_questions_makes_parties_reveal_both_secrets_or_a_sum_bel
         try:
             if turn < 3 or data.draw(st.integers(0, 3)) == 0:
                 said = party.agree(question(name, Step.SURVIVORS, messages.bitmap(listed, NAMES)))
-                assert signed.setdefault(name, (listed, messages.read(said, largest=1 << 20).signature))[0] == listed
+                assert (
+                    signed.setdefault(name, (listed, messages.read_frame(said, largest=1 << 20).signature))[0] == listed
+                )
                 assert len(listed) >= 4 and name in listed
             else:
                 own = signed[name][0] if name in signed else listed
@@ -142,7 +144,7 @@ def test_no_sequence_of_questions_makes_parties_reveal_both_secrets_or_a_sum_bel
                 said_by = messages.statement(Step.AGREE, name_of_session, COLLUDER, SERVER, messages.bitmap(own, NAMES))
                 shown[COLLUDER] = identity_of(COLLUDER).sign(said_by)
                 said = party.unmask(question(name, Step.AGREED, messages.write_agreed(shown, NAMES)))
-                shares = messages.read_unmask(messages.read(said, largest=1 << 20).payload, NAMES)
+                shares = messages.read_unmask(messages.read_frame(said, largest=1 << 20).payload, NAMES)
                 kinds = {peer: type(share) for peer, share in shares.items()}
                 assert revealed.setdefault(name, kinds) == kinds  # the same again, or nothing
                 agreeing = [other for other in honest if signed.get(other, ((), b""))[0] == signed[name][0]]

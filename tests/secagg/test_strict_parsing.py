@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from quietsum.secagg import messages
 from quietsum.secagg.messages import SERVER, Step
-from quietsum.secagg.outcomes import Outcome, Reason, Refused
+from quietsum.secagg.outcomes import Reason, Refused, SessionOutcome
 from quietsum.secagg.parameters import Parameters
 from secagg.sessions import ANSWERS, Played, answer, complete, identity_of, names_of, play, session, sparse
 
@@ -36,8 +36,8 @@ def garbled(draw: st.DrawFn, data: bytes) -> bytes:
 
 def signed(data: bytes, payload: bytes) -> bytes:
     """``data`` with another payload and a good signature of the same sender."""
-    frame = messages.read(data, largest=1 << 22)
-    return messages.write(
+    frame = messages.read_frame(data, largest=1 << 22)
+    return messages.write_frame(
         frame.step,
         frame.session,
         sender=frame.sender,
@@ -68,7 +68,7 @@ def test_a_party_refuses_what_is_not_written_as_it_should_be(step: Step, resign:
     played, asked = until(step)
     true = asked[HIT]
     if resign:
-        payload = bytes(messages.read(true, largest=1 << 22).payload)
+        payload = bytes(messages.read_frame(true, largest=1 << 22).payload)
         changed = data.draw(garbled(payload))
         sent = signed(true, changed)
         same = changed == payload
@@ -95,7 +95,7 @@ def test_the_server_returns_a_reason_for_what_it_cannot_use(step: Step, resign: 
     played, asked = until(step)
     true = answer(played, HIT, step, asked[HIT])
     if resign:
-        payload = bytes(messages.read(true, largest=1 << 22).payload)
+        payload = bytes(messages.read_frame(true, largest=1 << 22).payload)
         sent = signed(true, data.draw(garbled(payload)))
     else:
         sent = data.draw(garbled(true))
@@ -116,7 +116,7 @@ def test_the_server_returns_a_reason_for_what_it_cannot_use(step: Step, resign: 
             except Refused:
                 continue
         pending = played.server.advance()
-    assert isinstance(played.outcome, Outcome)
+    assert isinstance(played.outcome, SessionOutcome)
     if reason is not None:
         assert played.exact()  # the three others are enough
 
@@ -160,7 +160,7 @@ def test_a_share_that_is_no_element_of_the_field_is_refused() -> None:
 
 
 def test_every_reason_and_outcome_has_its_own_sentence() -> None:
-    for kind in (Reason, Outcome):
+    for kind in (Reason, SessionOutcome):
         sentences = [each.sentence for each in kind]
         assert len(set(sentences)) == len(sentences)
         assert all(sentence and sentence[0].islower() and not sentence.endswith(".") for sentence in sentences)
@@ -173,7 +173,7 @@ def test_sizes_stated_for_each_step_are_those_of_the_messages() -> None:
     for parameters in (COMPLETE, sparse(12, neighbours=6, threshold=4)):
         played = play(session(parameters))
         for step, sender, _, data in played.messages:
-            size = len(messages.read(data, largest=1 << 22).payload)
+            size = len(messages.read_frame(data, largest=1 << 22).payload)
             most = messages.largest_payload(step, played.server.terms)
             assert size <= most
             if step in (Step.ADVERTISE, Step.MASKED, Step.AGREE, Step.SURVIVORS, Step.ROSTER):

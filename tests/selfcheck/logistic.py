@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from quietsum.mechanisms.rng import RandomSource, system_randomness
 from quietsum.privacy.events import Gaussian, Laplace, PoissonSampled, PrivacyEvent
 from quietsum.sampling import Poisson
-from quietsum.selfcheck import Batch, Law, Outcome, Twin
+from quietsum.selfcheck import Batch, Law, TrainerOutput, Twin
 
 Floats = NDArray[np.float64]
 
@@ -76,13 +76,13 @@ class LogisticStep:
     def sample(self, population: int) -> NDArray[np.int64]:
         return Poisson(rate=self.rate).draw(population, self.rng)
 
-    def run(self, batches: Sequence[Batch]) -> Outcome:
+    def run(self, batches: Sequence[Batch]) -> TrainerOutput:
         self.charged += len(batches)
         releases = tuple(self.release(batch) for batch in batches)
         said: dict[str, float] = {}
         for batch, release in zip(batches, releases, strict=True):
             said.update(self.says(batch, release))
-        return Outcome(releases=releases, charged=self.charged, said=said)
+        return TrainerOutput(releases=releases, charged=self.charged, said=said)
 
     def restart(self) -> LogisticStep:
         return dataclasses.replace(self, rng=system_randomness() if not self.rng.for_tests else self.rng)

@@ -29,7 +29,7 @@ from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.learning.trainer import PrivateTrainer
 from quietsum.mechanisms.gaussian import ClippedSum, Mode
 from quietsum.mechanisms.rng import randomness_for_tests, system_randomness
-from quietsum.selfcheck import Outcome, one_step, run_selfcheck
+from quietsum.selfcheck import TrainerOutput, one_step, run_selfcheck
 from quietsum.tasks import task_named
 
 ENGINES = ("bookkeeping", "vmap", "opacus", "opacus-ghost", "naive")
@@ -235,10 +235,10 @@ class Trained:
     def release(self, batch: Any) -> Any:
         return self._train(batch)[0] if len(batch[0]) else self._inner.release(batch)
 
-    def run(self, batches: Any) -> Outcome:
+    def run(self, batches: Any) -> TrainerOutput:
         made = [self._train(batch) if len(batch[0]) else (self._inner.release(batch), {}) for batch in batches]
         said = {name: value for _, found in made for name, value in found.items()}
-        return Outcome(releases=tuple(change for change, _ in made), charged=len(made), said=said)
+        return TrainerOutput(releases=tuple(change for change, _ in made), charged=len(made), said=said)
 
 
 def numbers(value: Any, name: str = "history") -> dict[str, float]:

@@ -17,7 +17,17 @@ import pytest
 from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.rng import randomness_for_tests, system_randomness
 from quietsum.privacy.events import PrivacyEvent, PureDP
-from quietsum.selfcheck import TESTS, Batch, CheckReport, CheckVerdict, Finding, Law, Outcome, one_step, run_selfcheck
+from quietsum.selfcheck import (
+    TESTS,
+    Batch,
+    CheckFinding,
+    CheckReport,
+    CheckVerdict,
+    Law,
+    TrainerOutput,
+    one_step,
+    run_selfcheck,
+)
 from quietsum.selfcheck.probes import draws as sampler_tests, noise as noise_tests, replay as replay_tests
 from quietsum.selfcheck.statistics import FALSE_ALARM
 from selfcheck.logistic import Floats, LogisticStep, clipped, gradients
@@ -81,7 +91,7 @@ def test_thresholds_are_shared_among_all_statistics_of_a_test() -> None:
     for module, name in ((noise_tests, "_noise_finding"), (sampler_tests, "_finding")):
         made = getattr(module, name)
 
-        def spy(*args: Any, made: Any = made, name: str = name) -> Finding:
+        def spy(*args: Any, made: Any = made, name: str = name) -> CheckFinding:
             seen[name] = max(seen.get(name, 0), args[-1] if isinstance(args[-1], int) else 1)
             return made(*args)
 
@@ -209,7 +219,7 @@ def test_an_event_that_the_step_does_not_deserve_is_seen() -> None:
 
 def test_one_release_for_two_batches_is_a_missing_step() -> None:
     class Merges(LogisticStep):
-        def run(self, batches: Any) -> Outcome:
+        def run(self, batches: Any) -> TrainerOutput:
             outcome = super().run(batches)
             return dataclasses.replace(outcome, releases=outcome.releases[::2])
 
@@ -218,7 +228,7 @@ def test_one_release_for_two_batches_is_a_missing_step() -> None:
 
 def test_steps_that_are_not_charged_are_seen() -> None:
     class Forgets(LogisticStep):
-        def run(self, batches: Any) -> Outcome:
+        def run(self, batches: Any) -> TrainerOutput:
             return dataclasses.replace(super().run(batches), charged=0)
 
     assert checked(Forgets(rng=randomness_for_tests(1)), only=("T4", "T10")).caught_by == ("T4", "T10")

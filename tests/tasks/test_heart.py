@@ -15,7 +15,15 @@ import pytest
 from quietsum.errors import CorruptState, InvalidParameter
 from quietsum.tasks import Rows, task_named
 from quietsum.tasks.gallery import heart
-from quietsum.tasks.gallery.heart import COLUMNS, FEATURES, HELD_OUT_SIZES, TRAINING_SIZES, HeartTask, Table, encode
+from quietsum.tasks.gallery.heart import (
+    COLUMNS,
+    FEATURES,
+    HELD_OUT_SIZES,
+    TRAINING_SIZES,
+    HeartTask,
+    HospitalTable,
+    encode,
+)
 
 SITES = tuple(TRAINING_SIZES)
 
@@ -166,22 +174,22 @@ def test_every_row_is_encoded_as_if_it_were_alone() -> None:
         assert np.array_equal(encode(values).features, alone)
 
 
-def altered(tables: dict[str, Table], site: str, row: int, wild: bool) -> dict[str, Table]:
+def altered(tables: dict[str, HospitalTable], site: str, row: int, wild: bool) -> dict[str, HospitalTable]:
     """The same tables with one training row made wild, or gone."""
     table = tables[site]
     values = table.values.copy()
     if wild:
         values[row] = [1e6, 0, 1, -1e6, 1e6, 1, 2, 1e6, 1, -1e6, 0, 0, 0, 1]
-        return tables | {site: Table(values=values, numbers=table.numbers)}
-    return tables | {site: Table(values=np.delete(values, row, 0), numbers=np.delete(table.numbers, row))}
+        return tables | {site: HospitalTable(values=values, numbers=table.numbers)}
+    return tables | {site: HospitalTable(values=np.delete(values, row, 0), numbers=np.delete(table.numbers, row))}
 
 
-def private_positions(tables: dict[str, Table], site: str) -> Iterator[int]:
+def private_positions(tables: dict[str, HospitalTable], site: str) -> Iterator[int]:
     held_out = heart.read_hold_out()[site]
     return iter([n for n in tables[site].complete().numbers.tolist() if n not in held_out][::17])
 
 
-def others_unchanged(encoder: object, site: str, row: int, tables: dict[str, Table], wild: bool) -> bool:
+def others_unchanged(encoder: object, site: str, row: int, tables: dict[str, HospitalTable], wild: bool) -> bool:
     """Whether the features of all other rows stay the same bits when one row changes or goes."""
     before, after = tables[site].complete(), altered(tables, site, row, wild)[site].complete()
     left, right = encoder(before.values).features, encoder(after.values).features  # type: ignore[operator]

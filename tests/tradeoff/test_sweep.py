@@ -14,7 +14,7 @@ import pytest
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.tradeoff.outcomes import Outcome
 from quietsum.tradeoff.picture import chart_of
-from quietsum.tradeoff.sweep import Job, epsilons_in, jobs_for, outcome_of, plan_of, several_splits
+from quietsum.tradeoff.sweep import Job, epsilons_in, jobs_for, outcome_of, schedule_run, several_splits
 from quietsum.tradeoff.workers import run_in_processes, serve
 from tradeoff import made_up
 
@@ -68,7 +68,7 @@ def test_a_private_outcome_carries_the_trainers_guarantee_and_a_plain_one_none()
     assert plain[0].guarantee is None and plain[0].value > 0.8
     spent = private[0].guarantee
     assert spent is not None and 1.9 < spent.epsilon <= 2.0 and private[0].on == "100 made-up points"
-    assert spent.epsilon == plan_of(made_up.Clouds(), epsilon=2.0).forecast.epsilon
+    assert spent.epsilon == schedule_run(made_up.Clouds(), epsilon=2.0).forecast.epsilon
 
 
 def test_a_task_without_a_score_is_refused() -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         ledger_broken as ledger_broken,
     )
     from quietsum.alerts.sending import Limits as Limits, Sender as Sender
-    from quietsum.alerts.settings import Settings as Settings, find as find, trust as trust
+    from quietsum.alerts.settings import AlertSettings as AlertSettings, find as find, trust as trust
     from quietsum.alerts.sinks import (
         JsonLines as JsonLines,
         Log as Log,

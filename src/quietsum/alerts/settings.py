@@ -36,7 +36,17 @@ from quietsum.alerts.sinks import JsonLines, Log, Sink, Terminal
 from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.files import read_file, read_memory, remember
 
-__all__ = ["VARIABLE", "FileSettings", "Found", "Settings", "TerminalSettings", "find", "keys", "reference", "trust"]
+__all__ = [
+    "VARIABLE",
+    "AlertSettings",
+    "FileSettings",
+    "Found",
+    "TerminalSettings",
+    "alert_keys",
+    "find",
+    "reference",
+    "trust",
+]
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +83,7 @@ class FileSettings:
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class AlertSettings:
     """All of it; what is not said is as it stands here."""
 
     rules: Thresholds = setting(Thresholds, "From where on something is an alert.")
@@ -89,13 +99,13 @@ class Settings:
         return bool(self.jsonl or self.email or self.webhook)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], *, where: str = NAME, site: bool = False) -> Settings:
+    def from_dict(cls, values: Mapping[str, Any], *, where: str = NAME, site: bool = False) -> AlertSettings:
         """The settings in plain values; PlanRefused with all problems. ``site``: of a site's policy."""
         problems: list[str] = []
         found = _read(cls, values, "", problems)
         if not problems and site:
             problems += _for_others(found)
-        if not problems and isinstance(found, Settings):
+        if not problems and isinstance(found, AlertSettings):
             return found
         if len(problems) == 1:
             raise PlanRefused(f"{where}: {problems[0]}")
@@ -127,7 +137,7 @@ class Settings:
 class Found:
     """The settings that count in a workspace, the file they come from (None: there is none), and if it is trusted."""
 
-    settings: Settings
+    settings: AlertSettings
     path: Path | None
     trusted: bool
 
@@ -150,7 +160,7 @@ def find(workspace: Path) -> Found:
     said = os.environ.get(VARIABLE, "").strip()
     path = Path(said) if said else workspace / NAME
     if not said and not os.path.lexists(path):
-        return Found(settings=Settings(), path=None, trusted=True)
+        return Found(settings=AlertSettings(), path=None, trusted=True)
     content = _content(path)
     return Found(
         settings=_parse(content, str(path)), path=path, trusted=bool(said) or _digest(content) in read_memory(TRUSTED)
@@ -172,14 +182,14 @@ def _content(path: Path) -> bytes:
         raise PlanRefused(f"{path} cannot be read ({error.strerror or error}); check it, or move it away") from None
 
 
-def _parse(content: bytes, where: str) -> Settings:
+def _parse(content: bytes, where: str) -> AlertSettings:
     try:
         values = tomllib.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise PlanRefused(f"{where} is not UTF-8 text (byte {error.start + 1}); save it as UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise PlanRefused(f"{where} is not valid TOML: {' '.join(str(error).split())[:300]}") from None
-    return Settings.from_dict(values, where=where)
+    return AlertSettings.from_dict(values, where=where)
 
 
 def _read(kind: type[Any], values: object, path: str, problems: list[str]) -> Any:
@@ -244,7 +254,7 @@ def _value(kind: Any, value: object, path: str, problems: list[str]) -> Any:
     return value
 
 
-def _for_others(settings: Settings) -> Iterator[str]:
+def _for_others(settings: AlertSettings) -> Iterator[str]:
     """Sinks of a site that would never get anything: what a site knows is its operator's alone."""
     for name in ("email", "webhook", "jsonl"):
         for number, sink in enumerate(getattr(settings, name)):
@@ -307,17 +317,17 @@ def _digest(content: bytes) -> str:
 # ------------------------------------------------------------------------------------------------- reference
 
 
-def keys() -> dict[str, str]:
+def alert_keys() -> dict[str, str]:
     """Every key by its full path, with its meaning."""
-    return {path: meaning for path, _, meaning in _rows(Settings, "")}
+    return {path: meaning for path, _, meaning in _rows(AlertSettings, "")}
 
 
 def reference(before: str = "") -> str:
     """The tables of the reference page, in Markdown; ``before`` is "alerts." in a site's policy."""
     parts = []
-    for field in dataclasses.fields(Settings):
-        inner = _inner(typing.get_type_hints(Settings)[field.name])
-        many = typing.get_origin(typing.get_type_hints(Settings)[field.name]) is tuple
+    for field in dataclasses.fields(AlertSettings):
+        inner = _inner(typing.get_type_hints(AlertSettings)[field.name])
+        many = typing.get_origin(typing.get_type_hints(AlertSettings)[field.name]) is tuple
         title = f"[[{before}{field.name}]]" if many else f"[{before}{field.name}]"
         rows = "\n".join(
             f"| `{path}` | {default} | {meaning} |" for path, default, meaning in _rows(inner, f"{before}{field.name}.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from quietsum.doors import open_door
 
 if TYPE_CHECKING:
-    from quietsum.analytics.answers import Answer as Answer, Estimate as Estimate, answers_of as answers_of
+    from quietsum.analytics.answers import Answer as Answer, NoisyValue as NoisyValue, answers_of as answers_of
     from quietsum.analytics.columns import Column as Column
     from quietsum.analytics.compiling import (
         TASK as TASK,

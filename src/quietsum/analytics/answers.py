@@ -24,7 +24,7 @@ import numpy.typing as npt
 from quietsum.analytics.columns import Column
 from quietsum.analytics.encode import CORRELATION, MEAN, VARIANCE, Block, Design, counts_of, largest_value
 
-__all__ = ["Answer", "Estimate", "answers_of", "quantile_of_normal"]
+__all__ = ["Answer", "NoisyValue", "answers_of", "quantile_of_normal"]
 
 Floats = npt.NDArray[np.float64]
 FEWEST = 5.0
@@ -34,7 +34,7 @@ Interval = tuple[float, float]
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Estimate:
+class NoisyValue:
     """One number: what it is, its ``noise`` interval, and its ``population`` interval where there is one."""
 
     label: str
@@ -62,7 +62,7 @@ class Answer:
     kind: str
     sentence: str
     deviation: float
-    estimates: tuple[Estimate, ...]
+    estimates: tuple[NoisyValue, ...]
     test: dict[str, float] | None = None
     remarks: tuple[str, ...] = ()
 
@@ -103,7 +103,7 @@ def _answer(design: Design, block: Block, sums: Floats, noise: float, z: float) 
         case "sum":
             unit = largest_value(design.by_name[question.column])
             value, spread = float(sums[0]) * unit, z * noise * unit
-            found = [Estimate(label=question.column, value=value, noise=(value - spread, value + spread))]
+            found = [NoisyValue(label=question.column, value=value, noise=(value - spread, value + spread))]
         case "mean":
             found = list(_moments(design.by_name[question.column], sums, noise, z, MEAN))[:1]
         case "variance":
@@ -133,11 +133,11 @@ def _answer(design: Design, block: Block, sums: Floats, noise: float, z: float) 
     )  # fmt: skip
 
 
-def _count(label: str, value: float, noise: float, z: float) -> Estimate:
+def _count(label: str, value: float, noise: float, z: float) -> NoisyValue:
     """A count; for the population as a Poisson count, whose variance is about itself."""
     own, wide = z * noise, z * math.sqrt(noise**2 + max(value, 0.0))
     population = max(0.0, value - wide), max(0.0, value + wide)
-    return Estimate(label=label, value=value, noise=(value - own, value + own), population=population)
+    return NoisyValue(label=label, value=value, noise=(value - own, value + own), population=population)
 
 
 # ------------------------------------------------------------------------------------------ means and variances
@@ -145,7 +145,7 @@ def _count(label: str, value: float, noise: float, z: float) -> Estimate:
 
 def _moments(
     column: Column, sums: Floats, noise: float, z: float, shares: Sequence[float]
-) -> tuple[Estimate, Estimate]:
+) -> tuple[NoisyValue, NoisyValue]:
     """Mean and variance from noisy n, Σx and ΣT₂(x)."""
     own = noise / np.sqrt(np.array(shares))
     count, first, second = (float(one) for one in sums / np.sqrt(np.array(shares)))
@@ -170,7 +170,7 @@ def _moments(
         _fieller(first, count, own[1] ** 2 + more, own[0] ** 2, z, (-1.0, 1.0))
         for more in (0.0, max(count, 1.0) * each)
     ]
-    means = Estimate(
+    means = NoisyValue(
         label="mean", value=middle + half * mean,
         noise=(middle + half * ends[0][0], middle + half * ends[0][1]),
         population=(middle + half * ends[1][0], middle + half * ends[1][1]),
@@ -178,7 +178,7 @@ def _moments(
     # Bhatia and Davis: a variable in [0, m] with mean v has a variance of at most v (m − v)
     fourth = max(max(spread, 0.0) * ((1 + abs(mean)) ** 2 - max(spread, 0.0)), 0.0)
     wide = math.sqrt(error**2 + (fourth / count if there else 1.0))
-    return means, Estimate(
+    return means, NoisyValue(
         label="variance", value=max(spread, 0.0) * half**2,
         noise=_within((spread - z * error, spread + z * error), (0.0, 1.0), half**2),
         population=_within((spread - z * wide, spread + z * wide), (0.0, 1.0), half**2),
@@ -215,7 +215,7 @@ def _gradient(function: Callable[[Floats], Floats], at: Floats) -> Floats:
     return np.column_stack(columns)
 
 
-def _correlation(names: Sequence[str], sums: Floats, noise: float, z: float) -> Estimate:
+def _correlation(names: Sequence[str], sums: Floats, noise: float, z: float) -> NoisyValue:
     """Pearson's r; its population interval by Fisher's transformation, for data that is about normal."""
     own, values = noise / np.sqrt(np.array(CORRELATION)), sums / np.sqrt(np.array(CORRELATION))
     label = f"correlation of {' and '.join(names)}"
@@ -232,13 +232,13 @@ def _correlation(names: Sequence[str], sums: Floats, noise: float, z: float) -> 
     count = float(values[0])
     first, second, _ = parts(values) if count > 2 * own[0] else (0.0, 0.0, 0.0)
     if count <= 2 * own[0] or min(first, second) <= 0:
-        return Estimate(label=label, value=math.nan, noise=(-1.0, 1.0), population=(-1.0, 1.0))
+        return NoisyValue(label=label, value=math.nan, noise=(-1.0, 1.0), population=(-1.0, 1.0))
     value = float(np.clip(r(values)[0], -1.0, 1.0))
     error = math.sqrt(float(np.square(_gradient(r, values)[0] * own).sum()))
     inner = max(1 - value**2, 1e-6)
     wide = math.sqrt((error / inner) ** 2 + 1 / max(count - 3, 1.0))
     centre = math.atanh(min(max(value, -1 + 1e-12), 1 - 1e-12))
-    return Estimate(
+    return NoisyValue(
         label=label, value=value, noise=_within((value - z * error, value + z * error), (-1.0, 1.0), 1.0),
         population=(math.tanh(centre - z * wide), math.tanh(centre + z * wide)),
     )  # fmt: skip
@@ -247,7 +247,7 @@ def _correlation(names: Sequence[str], sums: Floats, noise: float, z: float) -> 
 # ---------------------------------------------------------------------------------------- quantiles and tables
 
 
-def _quantiles(column: Column, at: Sequence[float], sums: Floats, noise: float, z: float) -> list[Estimate]:
+def _quantiles(column: Column, at: Sequence[float], sums: Floats, noise: float, z: float) -> list[NoisyValue]:
     """Quantiles on the grid, linear inside a cell."""
     counts, decode = counts_of(sums)
     edges, cells = np.array(column.edges), len(counts)
@@ -265,7 +265,7 @@ def _quantiles(column: Column, at: Sequence[float], sums: Floats, noise: float, 
         part = min(max((share * upto[-1] - before) / inside, 0.0), 1.0) if inside > 0 else 0.5
         value = float(edges[place] + part * (edges[place + 1] - edges[place]))
         ends = [_hull(values, z * spread, edges, value) for spread in (errors, wide)]
-        found.append(Estimate(label=f"quantile {share:g}", value=value, noise=ends[0], population=ends[1]))
+        found.append(NoisyValue(label=f"quantile {share:g}", value=value, noise=ends[0], population=ends[1]))
     return found
 
 

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 import numpy.typing as npt
 
-from quietsum.analytics.answers import Estimate, hotelling_test
+from quietsum.analytics.answers import NoisyValue, hotelling_test
 from quietsum.analytics.encode import counts_of
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Curve:
 class Survival:
     """All curves of one question as estimates, group by group, and their comparison."""
 
-    estimates: tuple[Estimate, ...]
+    estimates: tuple[NoisyValue, ...]
     test: dict[str, float] | None
     remarks: tuple[str, ...] = ()
 
@@ -217,12 +217,12 @@ def curves_of(design: Design, question: Question, sums: Floats, noise: float, z:
     deaths, censored = counts[:, 0], counts[:, 1]
     column = design.by_name[question.time]
     names = design.by_name[question.group].categories if question.group else ("",)
-    found: list[Estimate] = []
+    found: list[NoisyValue] = []
     for group, name in enumerate(names):
         curve = curve_of(deaths[group], deaths[group] + censored[group], decode, noise)
         for cell, edge in enumerate(column.edges[1:]):
             found.append(
-                Estimate(
+                NoisyValue(
                     label=f"{name} at {edge:g}".strip(), value=float(curve.values[cell]),
                     noise=curve.interval(cell, z, population=False),
                     population=curve.interval(cell, z, population=True),
@@ -251,7 +251,7 @@ def series_of(
     names = design.by_name[question.group].categories if question.group else ("",)
     cells, found = len(column.labels), []
     for group, name in enumerate(names):
-        mine: Sequence[Estimate] = answer.estimates[group * cells : (group + 1) * cells]
+        mine: Sequence[NoisyValue] = answer.estimates[group * cells : (group + 1) * cells]
         points = ((column.edges[0], 1.0), *zip(column.edges[1:], (one.value for one in mine), strict=True))
         bars = ((1.0, 1.0), *(one.population or one.noise for one in mine))
         found.append((name, points, bars))

@@ -60,7 +60,7 @@ class AccountantContract:
 
     # ------------------------------------------------------------------------------- words for the tests
 
-    def _spent(self, *events: PrivacyEvent, delta: float = 1e-5, **options: Any) -> Guarantee:
+    def _spend(self, *events: PrivacyEvent, delta: float = 1e-5, **options: Any) -> Guarantee:
         accountant = self.make(**options)
         for event in events:
             accountant.compose(event)
@@ -92,7 +92,7 @@ class AccountantContract:
         """Zero repetitions, an empty composition and a rate of zero leave ε = 0."""
         for event in self.events:
             for free in (Repeated(times=0, event=event), Composed(events=()), PoissonSampled(rate=0.0, event=event)):
-                assert self._spent(free).epsilon == 0.0, free
+                assert self._spend(free).epsilon == 0.0, free
 
     # -------------------------------------------------------------------------------------------- composing
 
@@ -114,7 +114,7 @@ class AccountantContract:
     def test_every_supported_event_costs_something(self) -> None:
         """No event of the list is silently free."""
         for event in self.events:
-            assert self._spent(event, delta=1e-9).epsilon > 0, event
+            assert self._spend(event, delta=1e-9).epsilon > 0, event
 
     def test_more_steps_never_cost_less(self) -> None:
         """ε grows with every composed step."""
@@ -124,15 +124,15 @@ class AccountantContract:
                 after = accountant.compose(event, 3).epsilon(delta=1e-5).epsilon
                 assert after >= before * (1 - self.tolerance), event
                 before = after
-            assert before > self._spent(event).epsilon, event
+            assert before > self._spend(event).epsilon, event
 
     def test_three_times_is_once_and_once_and_once_and_is_repeated_three_times(self) -> None:
         """The three ways to say the same give the same."""
         for event in self.events:
             counted = self.make().compose(event, 3).epsilon(delta=1e-5)
-            assert self._same(counted, self._spent(event, event, event)), event
-            assert self._same(counted, self._spent(Repeated(times=3, event=event))), event
-            assert self._same(counted, self._spent(Composed(events=(event, event, event)))), event
+            assert self._same(counted, self._spend(event, event, event)), event
+            assert self._same(counted, self._spend(Repeated(times=3, event=event))), event
+            assert self._same(counted, self._spend(Composed(events=(event, event, event)))), event
 
     def test_zero_times_changes_nothing(self) -> None:
         """Neither before nor after other events."""
@@ -144,12 +144,12 @@ class AccountantContract:
 
     def test_the_order_of_composition_does_not_matter(self) -> None:
         """Forwards and backwards cost the same."""
-        assert self._same(self._spent(*self.events), self._spent(*reversed(self.events)))
+        assert self._same(self._spend(*self.events), self._spend(*reversed(self.events)))
 
     def test_different_events_together_cost_at_least_the_dearest_and_a_finite_amount(self) -> None:
         """Mixing kinds of events neither hides one of them nor loses the bound."""
-        parts = [self._spent(event) for event in self.events]
-        together = self._spent(*self.events)
+        parts = [self._spend(event) for event in self.events]
+        together = self._spend(*self.events)
         assert together.epsilon >= max(part.epsilon_lower for part in parts)
         if all(math.isfinite(part.epsilon) for part in parts):
             assert together.epsilon <= 2 * sum(part.epsilon for part in parts), together
@@ -176,7 +176,7 @@ class AccountantContract:
             Composed(events=(known, Unheard())),
         ):
             assert accountant.supports(event) is False, event
-            error = _raised(UnsupportedEvent, accountant.compose, event)
+            error = _catch(UnsupportedEvent, accountant.compose, event)
             assert "Unheard" in str(error), f"the refusal does not name the event: {error}"
         assert (accountant.epsilon(delta=1e-5), accountant.delta(epsilon=0.1)) == before
 
@@ -184,12 +184,12 @@ class AccountantContract:
         """``supports`` and ``compose`` never disagree."""
         for event in AccountantContract.events:
             if not self.make().supports(event):
-                _raised(UnsupportedEvent, self.make().compose, event)
+                _catch(UnsupportedEvent, self.make().compose, event)
 
     def test_what_is_no_event_is_an_error_that_names_the_parameter(self) -> None:
         """Text, numbers and classes are no events."""
         for value in ("gaussian", 3, None, Gaussian):
-            error = _raised(InvalidParameter, self.make().compose, value)
+            error = _catch(InvalidParameter, self.make().compose, value)
             assert error.parameter == "event", error
 
     def test_bad_times_are_an_error_that_names_the_parameter_and_change_nothing(self) -> None:
@@ -198,7 +198,7 @@ class AccountantContract:
         accountant = self.make().compose(event)
         before = accountant.epsilon(delta=1e-5)
         for times in (-1, 1.5, *NO_NUMBERS):
-            error = _raised(InvalidParameter, accountant.compose, event, times)
+            error = _catch(InvalidParameter, accountant.compose, event, times)
             assert error.parameter == "times", error
         assert accountant.epsilon(delta=1e-5) == before
 
@@ -206,14 +206,14 @@ class AccountantContract:
         """δ lies strictly between 0 and 1, also before anything was composed."""
         for accountant in (self.make(), self.make().compose(self.events[0])):
             for delta in (0.0, 1.0, -1e-5, 1.5, *NO_NUMBERS):
-                error = _raised(InvalidParameter, accountant.epsilon, delta=delta)
+                error = _catch(InvalidParameter, accountant.epsilon, delta=delta)
                 assert error.parameter == "delta", error
 
     def test_a_bad_epsilon_is_an_error_that_names_the_parameter(self) -> None:
         """ε is a finite number, also before anything was composed."""
         for accountant in (self.make(), self.make().compose(self.events[0])):
             for epsilon in NO_NUMBERS:
-                error = _raised(InvalidParameter, accountant.delta, epsilon=epsilon)
+                error = _catch(InvalidParameter, accountant.delta, epsilon=epsilon)
                 assert error.parameter == "epsilon", error
 
     # ------------------------------------------------------------------------------------- what ε and δ are like
@@ -282,7 +282,7 @@ class AccountantContract:
 
     def test_unless_stated_it_speaks_of_a_record_against_recipients_under_add_or_remove(self) -> None:
         """The defaults are the same everywhere."""
-        guarantee = self._spent(self.events[0])
+        guarantee = self._spend(self.events[0])
         found = guarantee.unit, guarantee.observer, guarantee.neighbours, guarantee.group_size
         assert found == (PrivacyUnit.RECORD, Observer.RECIPIENTS, Neighbours.ADD_REMOVE, 1)
 
@@ -290,20 +290,20 @@ class AccountantContract:
         """One sensitivity convention: replacing a unit moves the sum by 2 C."""
         for noise, steps in self._gaussians():
             whole, half = (Repeated(times=steps, event=Gaussian(noise_multiplier=n)) for n in (noise, noise / 2))
-            assert self._same(self._spent(whole, neighbours=Neighbours.REPLACE_ONE), self._spent(half)), (noise, steps)
+            assert self._same(self._spend(whole, neighbours=Neighbours.REPLACE_ONE), self._spend(half)), (noise, steps)
 
     def test_zero_out_costs_what_add_or_remove_costs(self) -> None:
         """A unit that becomes null moves a sum as far as one that goes."""
         for event in self.events:
             if self.make(neighbours=Neighbours.ZERO_OUT).supports(event):
-                assert self._same(self._spent(event, neighbours=Neighbours.ZERO_OUT), self._spent(event)), event
+                assert self._same(self._spend(event, neighbours=Neighbours.ZERO_OUT), self._spend(event)), event
 
     def test_a_group_of_k_costs_more_than_one_and_wears_its_size(self) -> None:
         """The unit of a group's guarantee is a person with up to k records; ε is at least that of one record."""
         for event in self.events:
             group = Group(size=3, event=event)
             if self.make().supports(group):
-                one, three = self._spent(event), self._spent(group)
+                one, three = self._spend(event), self._spend(group)
                 assert (three.unit, three.group_size) == (PrivacyUnit.PERSON, 3), three
                 assert three.epsilon > one.epsilon, event
 
@@ -312,7 +312,7 @@ class AccountantContract:
         for noise, steps in self._gaussians():
             group = Group(size=3, event=Repeated(times=steps, event=Gaussian(noise_multiplier=noise)))
             louder = Repeated(times=steps, event=Gaussian(noise_multiplier=noise / 3))
-            assert self._same(self._spent(group), self._spent(louder)), (noise, steps)
+            assert self._same(self._spend(group), self._spend(louder)), (noise, steps)
 
     def test_groups_of_different_sizes_are_never_mixed(self) -> None:
         """In one event or one after the other: MixedUnits, and nothing changes."""
@@ -321,14 +321,14 @@ class AccountantContract:
         accountant = self.make().compose(pair)
         before = accountant.epsilon(delta=1e-5)
         for other in (event, triple, Composed(events=(pair, triple)), Composed(events=(pair, event))):
-            _raised(MixedUnits, accountant.compose, other)
+            _catch(MixedUnits, accountant.compose, other)
         assert accountant.epsilon(delta=1e-5) == before
 
 
 Error = TypeVar("Error", bound=Exception)
 
 
-def _raised(kind: type[Error], action: Callable[..., object], *arguments: Any, **options: Any) -> Error:
+def _catch(kind: type[Error], action: Callable[..., object], *arguments: Any, **options: Any) -> Error:
     """The error of this kind that ``action`` raises."""
     try:
         action(*arguments, **options)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from quietsum.federation import QUESTIONS, Federation, Lost, PartyRefusal, StepAnswer, StepQuestion, TrainRequest
 from quietsum.party import contribution_of, terms_of
 from quietsum.plan import PartyFacts, Plan, ResolvedPlan, resolve
-from quietsum.secagg import Identity, Outcome, Server, Step
+from quietsum.secagg import Identity, Server, SessionOutcome, Step
 from quietsum.tasks import Metrics
 
 __all__ = ["FAILS", "NAMES", "SLEEPS", "ExchangesContract", "KnownUpdates"]
@@ -73,7 +73,7 @@ class ExchangesContract:
 
     # ------------------------------------------------------------------------------- words for the tests
 
-    def _resolved(self) -> ResolvedPlan:
+    def _resolve(self) -> ResolvedPlan:
         plan = Plan.from_dict(
             {
                 "task": {"name": self.task},
@@ -109,8 +109,8 @@ class ExchangesContract:
     def _sum(self, resolved: ResolvedPlan, server: Server) -> Floats:
         return contribution_of(resolved, 1).step(server.total(), server.survivors)
 
-    def _made(self) -> Iterator[tuple[Federation, ResolvedPlan]]:
-        resolved = self._resolved()
+    def _make(self) -> Iterator[tuple[Federation, ResolvedPlan]]:
+        resolved = self._resolve()
         federation = self.make(resolved, KnownUpdates())
         try:
             yield federation, resolved
@@ -121,7 +121,7 @@ class ExchangesContract:
 
     def test_it_carries_exchanges_and_every_party_has_a_key_of_its_own(self) -> None:
         """32 bytes each, all different, and the same when asked twice."""
-        for federation, _ in self._made():
+        for federation, _ in self._make():
             assert federation.carries_secure
             found = federation.identities(NAMES)
             assert set(found) == set(NAMES) and {len(key) for key in found.values()} == {32}
@@ -129,17 +129,17 @@ class ExchangesContract:
 
     def test_every_party_has_one_word_at_every_step_and_the_sum_is_opened(self) -> None:
         """Two rounds: each opens the mean of its own known updates, with nothing of the one before."""
-        for federation, resolved in self._made():
+        for federation, resolved in self._make():
             for number in (1, 2):
                 server, heard = self._round(federation, resolved, number=number)
-                assert server.outcome is Outcome.DONE and set(server.survivors) == set(NAMES)
+                assert server.outcome is SessionOutcome.DONE and set(server.survivors) == set(NAMES)
                 for step in QUESTIONS:
                     assert sorted(word.party for word in heard[step]) == sorted(NAMES)
                 self._check_mean(resolved, server, NAMES)
 
     def test_who_is_asked_nothing_says_nothing_and_the_others_go_on(self) -> None:
         """One is lost at each step that a party can be lost at."""
-        for federation, resolved in self._made():
+        for federation, resolved in self._make():
             for number, step in enumerate(QUESTIONS, start=1):
                 server, heard = self._round(federation, resolved, number=number, lost={"cleo": step})
                 assert all("cleo" not in {word.party for word in heard[at]} for at in QUESTIONS if at >= step)
@@ -149,7 +149,7 @@ class ExchangesContract:
 
     def test_an_attempt_is_opened_once(self) -> None:
         """A second session of the same attempt, under another server's key, brings no answer."""
-        for federation, resolved in self._made():
+        for federation, resolved in self._make():
             self._round(federation, resolved)
             request = TrainRequest(run="run", round=1, attempt=1, params=np.full(_DIMENSION, 0.5))
             driver, identities = Identity.fresh(), federation.identities(NAMES)
@@ -162,7 +162,7 @@ class ExchangesContract:
 
     def test_another_model_than_that_of_the_session_brings_no_vector(self) -> None:
         """The hash of the model stands in the terms, and every party compares it with what came."""
-        for federation, resolved in self._made():
+        for federation, resolved in self._make():
             request = TrainRequest(run="run", round=1, attempt=1, params=np.full(_DIMENSION, 0.5))
             driver, identities = Identity.fresh(), federation.identities(NAMES)
             terms = terms_of(resolved, request.key[:3], request.key[3])

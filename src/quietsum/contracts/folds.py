@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from quietsum.aggregation import Combined, Fold, Vector
-from quietsum.contracts.rules import coins
+from quietsum.contracts.rules import repeat_coins
 from quietsum.errors import QuietsumError, TooFewParties
 
 __all__ = ["FoldContract"]
@@ -67,7 +67,7 @@ class FoldContract:
 
     def finish(self, state: Any, rng: int = 1) -> Combined:
         """The result of ``state``; the same coins for the same ``rng``."""
-        return self.make().finish(state, coins(rng))
+        return self.make().finish(state, repeat_coins(rng))
 
     def check_same(self, state: Any, expected: Combined) -> None:
         """``state`` has the step of ``expected`` up to the tolerance, of the same parties."""
@@ -225,7 +225,7 @@ class FoldContract:
         """As ``needs_updates`` says."""
         fold = self.make()
         try:
-            result = fold.finish(fold.start(), coins(1))
+            result = fold.finish(fold.start(), repeat_coins(1))
         except TooFewParties:
             assert fold.needs_updates, "a fold without need of updates has a step all the same"
             return

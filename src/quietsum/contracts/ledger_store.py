@@ -36,7 +36,7 @@ class LedgerStoreContract:
     def _row(self, sequence: int, body: str = '{"a":1}') -> Row:
         return Row(sequence, "run", "2026-01-01T00:00:00.000000Z", body, "0" * 64, f"{sequence:064x}", "f" * 128)
 
-    def _filled(self, count: int) -> LedgerStore:
+    def _fill(self, count: int) -> LedgerStore:
         store = self.make()
         with store.transaction():
             for sequence in range(1, count + 1):
@@ -79,7 +79,7 @@ class LedgerStoreContract:
 
     def test_head_is_the_last_row_also_inside_a_transaction(self) -> None:
         """A writer sees what it has just appended."""
-        store = self._filled(2)
+        store = self._fill(2)
         assert store.head() == (2, f"{2:064x}")
         with store.transaction():
             store.append(self._row(3))
@@ -89,7 +89,7 @@ class LedgerStoreContract:
 
     def test_rows_start_where_asked(self) -> None:
         """Also beyond the end, where there are none, and across any batches that a store reads in."""
-        store = self._filled(2500)
+        store = self._fill(2500)
         assert [row.sequence for row in store.rows(2499)] == [2499, 2500]
         assert [row.sequence for row in store.rows()] == list(range(1, 2501))
         assert list(store.rows(2501)) == []
@@ -97,7 +97,7 @@ class LedgerStoreContract:
 
     def test_rows_may_be_left_half_read(self) -> None:
         """A reader that stops early keeps no writer from writing."""
-        store = self._filled(5)
+        store = self._fill(5)
         assert next(iter(store.rows())).sequence == 1
         with store.transaction():
             store.append(self._row(6))
@@ -109,30 +109,30 @@ class LedgerStoreContract:
     def test_a_row_that_does_not_follow_the_last_one_is_refused(self) -> None:
         """Neither a gap nor a second row of the same number; nothing of that transaction stays."""
         for sequence in (1, 2, 4, 0, -1):
-            store = self._filled(2)
-            self._refused(store, self._row(sequence))
+            store = self._fill(2)
+            self._refuse(store, self._row(sequence))
             assert [row.sequence for row in store.rows()] == [1, 2], sequence
             store.close()
 
     def test_rows_are_appended_inside_a_transaction_only(self) -> None:
         """Otherwise their writer would not know when they are durable."""
-        store = self._filled(1)
-        _raised(lambda: store.append(self._row(2)))
+        store = self._fill(1)
+        _catch(lambda: store.append(self._row(2)))
         assert store.head() == (1, f"{1:064x}")
         store.close()
 
-    def _refused(self, store: LedgerStore, row: Row) -> None:
+    def _refuse(self, store: LedgerStore, row: Row) -> None:
         def write() -> None:
             with store.transaction():
                 store.append(row)
 
-        _raised(write)
+        _catch(write)
 
     # -------------------------------------------------------------------------------------- transactions
 
     def test_a_transaction_that_fails_leaves_no_trace(self) -> None:
         """All of its rows or none, and the next one begins where the last good one ended."""
-        store = self._filled(1)
+        store = self._fill(1)
         for failure in (_Stop, KeyboardInterrupt):
             try:
                 with store.transaction():
@@ -149,7 +149,7 @@ class LedgerStoreContract:
 
     def test_an_empty_transaction_is_fine(self) -> None:
         """Looking under the lock and deciding not to write."""
-        store = self._filled(1)
+        store = self._fill(1)
         with store.transaction():
             pass
         assert store.head() == (1, f"{1:064x}")
@@ -157,13 +157,13 @@ class LedgerStoreContract:
 
     def test_transactions_do_not_nest(self) -> None:
         """An inner one could not be undone alone."""
-        store = self._filled(1)
+        store = self._fill(1)
 
-        def nested() -> None:
+        def nest() -> None:
             with store.transaction(), store.transaction():
                 pass
 
-        _raised(nested)
+        _catch(nest)
         with store.transaction():
             store.append(self._row(2))
         store.close()
@@ -195,7 +195,7 @@ class LedgerStoreContract:
 
     def test_a_second_store_sees_what_was_written_and_goes_on_from_there(self) -> None:
         """Durable means: for everybody, at once, in both directions."""
-        store = self._filled(2)
+        store = self._fill(2)
         other = self._second(store)
         assert other.head() == (2, f"{2:064x}")
         with other.transaction():
@@ -209,7 +209,7 @@ class LedgerStoreContract:
 
     def test_a_second_store_sees_nothing_of_a_transaction_under_way(self) -> None:
         """Rows appear when they are durable, not before."""
-        store = self._filled(1)
+        store = self._fill(1)
         other = self._second(store)
         with store.transaction():
             store.append(self._row(2))
@@ -220,7 +220,7 @@ class LedgerStoreContract:
 
     def test_a_second_writer_waits_for_the_first(self) -> None:
         """Exclusive: between its start and its end no other writer appends."""
-        store = self._filled(1)
+        store = self._fill(1)
         other = self._second(store)
         inside, order = threading.Event(), []
 
@@ -250,15 +250,15 @@ class LedgerStoreContract:
 
     def test_a_closed_store_refuses_and_may_be_closed_twice(self) -> None:
         """An error that says so, never a crash."""
-        store = self._filled(1)
+        store = self._fill(1)
         store.close()
         store.close()
-        _raised(store.head)
-        _raised(lambda: list(store.rows()))
-        self._refused(store, self._row(2))
+        _catch(store.head)
+        _catch(lambda: list(store.rows()))
+        self._refuse(store, self._row(2))
 
 
-def _raised(action: Callable[[], object]) -> QuietsumError:
+def _catch(action: Callable[[], object]) -> QuietsumError:
     """The error that teaches, which ``action`` raises."""
     try:
         action()

@@ -57,7 +57,7 @@ class MechanismContract:
 
     # ------------------------------------------------------------------------------- words for the tests
 
-    def seen(self, output: Any) -> Any:
+    def look(self, output: Any) -> Any:
         """What of an output is looked at: numbers along the line between the two values, choices as they are."""
         if not self.numbers:
             return output
@@ -70,7 +70,7 @@ class MechanismContract:
         with _seeds(seed) as coins:
             return [mechanism.release(value, coins) for _ in range(runs or self.runs)]
 
-    def claimed(self, epsilon: float) -> float:
+    def claim(self, epsilon: float) -> float:
         """δ(ε) of the stated event, from an accountant that knows it."""
         event = self.make().event()
         for accountant in (ExactAccountant(), RenyiAccountant()):
@@ -87,7 +87,7 @@ class MechanismContract:
         event = self.make().event()
         assert isinstance(event, PrivacyEvent), "event() returns a privacy event"
         assert from_json(to_json(event)) == event
-        assert 0 <= self.claimed(1.0) <= 1
+        assert 0 <= self.claim(1.0) <= 1
 
     def test_the_event_does_not_depend_on_what_was_released(self) -> None:
         """The same event before and after, for one value and its neighbour."""
@@ -109,7 +109,7 @@ class MechanismContract:
     def test_without_coins_it_takes_the_systems(self) -> None:
         """Seeding Python's and numpy's generators does not repeat a release."""
 
-        def seeded() -> list[Any]:
+        def draw_seeded() -> list[Any]:
             random.seed(5)
             np.random.seed(5)  # the global generator is what a careless mechanism takes
             mechanism = self.make()
@@ -117,7 +117,7 @@ class MechanismContract:
 
         kept, states = random.getstate(), np.random.get_state()
         try:
-            first, again = seeded(), seeded()
+            first, again = draw_seeded(), draw_seeded()
         finally:
             random.setstate(kept)
             np.random.set_state(states)
@@ -152,13 +152,13 @@ class MechanismContract:
 
     def test_the_event_holds_for_the_two_neighbours(self) -> None:
         """No set of outputs tells the neighbours apart better than the event says."""
-        ones, others = ([self.seen(each) for each in self.outputs(value, seed)]
+        ones, others = ([self.look(each) for each in self.outputs(value, seed)]
                         for value, seed in ((self.value, 8), (self.neighbour, 9)))  # fmt: skip
         cells = _cells([*ones, *others])
         half = self.runs // 2
         size = int(cells.max()) + 1
         first, second = cells[: self.runs], cells[self.runs :]
-        claims = {epsilon: self.claimed(epsilon) for epsilon in (0.0, 1.0)}
+        claims = {epsilon: self.claim(epsilon) for epsilon in (0.0, 1.0)}
         for p, q in ((first, second), (second, first)):
             chosen_p, chosen_q = (np.bincount(each[:half], minlength=size) / half for each in (p, q))
             held_p, held_q = (np.bincount(each[half:], minlength=size) / (self.runs - half) for each in (p, q))

@@ -15,7 +15,7 @@ from quietsum.aggregation import Matrix, RobustFold, Rule, Sent, Trial, Vector, 
 from quietsum.errors import QuietsumError, TooFewParties
 from quietsum.mechanisms import TEST_SWITCH, RandomSource, randomness_for_tests
 
-__all__ = ["HonestTrial", "RuleContract", "coins"]
+__all__ = ["HonestTrial", "RuleContract", "repeat_coins"]
 
 HUGE = 1.7e308
 
@@ -73,14 +73,14 @@ class RuleContract:
         """What a rule that asks for a trial gets: an honest root set."""
         return HonestTrial(np.asarray(self.honest().mean(axis=0))[: updates.shape[1]])
 
-    def sent(
+    def send(
         self, updates: Matrix, attackers: int = 0, *, places: NDArray[np.int64] | None = None, rng: int = 1
     ) -> Sent:
         """``updates`` of as many parties; the same coins for the same ``rng``."""
         rule = self.make()
         registered = self.count + len(updates)
         return Sent(
-            updates=updates, attackers=attackers, registered=registered, rng=coins(rng),
+            updates=updates, attackers=attackers, registered=registered, rng=repeat_coins(rng),
             places=np.arange(len(updates)) if places is None else places,
             memory=rule.memory(registered, updates.shape[1]),
             trial=self.trial(updates) if rule.facts.needs_trial else None,
@@ -116,7 +116,7 @@ class RuleContract:
         self, updates: Matrix, attackers: int = 0, *, places: NDArray[np.int64] | None = None, rng: int = 1
     ) -> Verdict:
         """The checked verdict on ``updates``."""
-        sent = self.sent(updates, attackers, places=places, rng=rng)
+        sent = self.send(updates, attackers, places=places, rng=rng)
         return self.check(sent, self.make().combine(sent))
 
     # ------------------------------------------------------------------------------- the promises
@@ -151,7 +151,7 @@ class RuleContract:
     def test_nothing_is_changed_in_place(self) -> None:
         """Neither the updates nor the memory, and both may be read-only."""
         rows = self.honest()
-        sent = self.sent(rows, min(self.most(), 2))
+        sent = self.send(rows, min(self.most(), 2))
         before = {slot: values.copy() for slot, values in sent.memory.items()}
         rows_before = rows.copy()
         self.check(sent, self.make().combine(sent))
@@ -171,7 +171,7 @@ class RuleContract:
         """What a rule remembers is what it can start from."""
         memory = None
         for number in range(3):
-            sent = self.sent(self.honest(seed=number), min(self.most(), 2), rng=number)
+            sent = self.send(self.honest(seed=number), min(self.most(), 2), rng=number)
             if memory is not None:
                 sent = dataclasses.replace(sent, memory=memory)
             memory = self.check(sent, self.make().combine(sent)).memory
@@ -243,7 +243,7 @@ class RuleContract:
         fold = RobustFold(rule=self.make(), registered=names, attackers=most + 1, dimension=self.dimension)
         state, _ = fold.add_many(fold.start(), names, self.honest())
         try:
-            fold.finish(state, coins(1))
+            fold.finish(state, repeat_coins(1))
         except TooFewParties:
             return
         raise AssertionError(f"{most + 1} attackers among {self.count} are more than the rule withstands")
@@ -265,10 +265,10 @@ class RuleContract:
                 spoilt[1, column] = bad
                 state, broken = fold.add_many(fold.start(), names, spoilt)
                 assert set(broken) == {names[1]}
-                assert np.isfinite(fold.finish(state, coins(1)).step).all()
+                assert np.isfinite(fold.finish(state, repeat_coins(1)).step).all()
                 if self.alone:
                     try:
-                        step = rule.combine(self.sent(spoilt, few)).step
+                        step = rule.combine(self.send(spoilt, few)).step
                     except QuietsumError:
                         continue
                     assert np.isfinite(step).all(), f"{bad} in one row is in the step"
@@ -287,7 +287,7 @@ def _length(vector: Vector) -> float:
     return largest * float(np.linalg.norm(vector / largest)) if 0 < largest < np.inf else largest
 
 
-def coins(seed: int) -> RandomSource:
+def repeat_coins(seed: int) -> RandomSource:
     """Randomness that a test can repeat; never for anything that is released."""
     with _seeds_allowed():
         return randomness_for_tests(seed)

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.contracts.rules import coins
+from quietsum.contracts.rules import repeat_coins
 from quietsum.errors import DataMissing, InvalidParameter
 from quietsum.mechanisms import ClippedSum, Mode
 from quietsum.plan import LocalOrders, PartyFacts
@@ -66,7 +66,7 @@ class TaskContract:
         """The task under test, in its adapter if it needs one."""
         return as_task(self.make())
 
-    def locked(self) -> Task:
+    def lock(self) -> Task:
         """The task with records that cannot be read: a method that reads them fails the test.
 
         The records of a public torch task may be counted, so its ``sites`` and ``people`` remain.
@@ -108,7 +108,7 @@ class TaskContract:
 
     def test_the_description_reads_no_record(self) -> None:
         """Name, sizes, first parameters and announcements are public, so no protected value may be behind them."""
-        task = self.locked()
+        task = self.lock()
         facts, first = task.parties(), task.initial()
         assert facts and first.shape == (task.dimension,), "parties and parameters are known without a record"
         _ = (task.name, task.title, task.person, task.root_size, task.follows_orders, task.sums_gradients)
@@ -119,10 +119,10 @@ class TaskContract:
 
     def test_a_rehearsal_unseen_reads_no_record(self) -> None:
         """Neither does training on nothing, which stands in for training that failed."""
-        task, orders = self.locked(), self.orders(mechanism=self.noise)
+        task, orders = self.lock(), self.orders(mechanism=self.noise)
         task.rehearse_unseen()
         task.rehearse_unseen(orders)
-        change = task.train_on_nothing(task.initial(), orders, coins(1))
+        change = task.train_on_nothing(task.initial(), orders, repeat_coins(1))
         if change is not None:
             assert self.check_change(task, change).any(), "training on nothing is the noise of its steps"
 
@@ -138,7 +138,7 @@ class TaskContract:
         """Finite ones, in any random state of the process, and the caller may write into them."""
         found = []
         for seed in (1, 2):
-            with _seeded(seed):
+            with _seed(seed):
                 task = self.task()
                 first = task.initial()
             assert isinstance(first, np.ndarray) and first.dtype == np.float64, "parameters are a float64 array"
@@ -157,7 +157,7 @@ class TaskContract:
         for party in self.names(task):
             for mechanism in (None, self.noise):
                 params = task.initial()
-                self.check_change(task, task.train(party, params, self.orders(mechanism=mechanism), coins(1)))
+                self.check_change(task, task.train(party, params, self.orders(mechanism=mechanism), repeat_coins(1)))
                 np.testing.assert_array_equal(params, task.initial())
 
     def test_an_empty_batch_is_noise_alone(self) -> None:
@@ -165,10 +165,10 @@ class TaskContract:
         task = self.task()
         party, params = self.names(task)[0], task.initial()
         noisy = self.orders(mechanism=self.noise, sampling=self.no_record)
-        change = self.check_change(task, task.train(party, params, noisy, coins(1)))
+        change = self.check_change(task, task.train(party, params, noisy, repeat_coins(1)))
         assert change.any(), "a step on no records is noise, not nothing"
         if task.follows_orders:
-            plain = task.train(party, params, self.orders(sampling=self.no_record), coins(1))
+            plain = task.train(party, params, self.orders(sampling=self.no_record), repeat_coins(1))
             assert not self.check_change(task, plain).any(), "a step on no records changes nothing without noise"
 
     def test_the_noise_is_that_of_the_orders(self) -> None:
@@ -179,7 +179,7 @@ class TaskContract:
         orders = self.orders(steps=1, mechanism=self.noise, sampling=self.no_record)
         party, params = self.names(task)[0], task.initial()
         draws = max(1, -(-600 // task.dimension))
-        noise = np.concatenate([task.train(party, params, orders, coins(seed)) for seed in range(draws)])
+        noise = np.concatenate([task.train(party, params, orders, repeat_coins(seed)) for seed in range(draws)])
         expected = orders.learning_rate * self.noise.noise_multiplier * self.noise.max_norm / orders.expected_batch
         ratio = float(noise.std()) / expected
         assert 0.8 < ratio < 1.25, f"the noise has {ratio:.2f} times the deviation that the orders ask for"
@@ -188,7 +188,7 @@ class TaskContract:
         """The same coins give the same change, and others another one."""
         task = self.task()
         party, params, orders = self.names(task)[0], task.initial(), self.orders(mechanism=self.noise)
-        one, same, other = (task.train(party, params, orders, coins(seed)) for seed in (7, 7, 8))
+        one, same, other = (task.train(party, params, orders, repeat_coins(seed)) for seed in (7, 7, 8))
         self.check_same(one, same)
         assert (one != other).any(), "other coins give other noise"
 
@@ -198,7 +198,7 @@ class TaskContract:
         task = self.task()
         params = task.initial()
         for mechanism in (None, self.noise):
-            task.train(self.names(task)[0], params, self.orders(mechanism=mechanism), coins(1))
+            task.train(self.names(task)[0], params, self.orders(mechanism=mechanism), repeat_coins(1))
         task.evaluate(params)
         after = _random_states()
         for name, state in before.items():
@@ -240,9 +240,9 @@ class TaskContract:
         if not (task.sums_gradients and task.leaves_out):
             raise unittest.SkipTest("this task sums no gradients, or leaves no records out")
         party, params, bound = self.names(task)[0], task.initial(), 0.25
-        whole = self.check_change(task, task.clipped_sum(party, params, self.orders(), coins(1), max_norm=bound))
+        whole = self.check_change(task, task.clipped_sum(party, params, self.orders(), repeat_coins(1), max_norm=bound))
         task.leave_out(lambda records: np.arange(len(records[0])) > 0)
-        others = task.clipped_sum(party, params, self.orders(), coins(1), max_norm=bound)
+        others = task.clipped_sum(party, params, self.orders(), repeat_coins(1), max_norm=bound)
         moved = float(np.linalg.norm(whole - self.check_change(task, others)))
         assert moved <= bound * (1 + 1e-5), f"one record moves the sum by {moved:.4g}, its bound is {bound}"
 
@@ -254,13 +254,13 @@ class TaskContract:
         party, params, orders = self.names(task)[0], task.initial(), self.orders()
         unoffered: list[Callable[[], object]] = []
         if not task.sums_gradients:
-            unoffered.append(lambda: task.clipped_sum(party, params, orders, coins(1), max_norm=1.0))
+            unoffered.append(lambda: task.clipped_sum(party, params, orders, repeat_coins(1), max_norm=1.0))
         if not task.trains_many:
-            unoffered.append(lambda: list(task.train_many([party], params, [orders], coins(1))))
+            unoffered.append(lambda: list(task.train_many([party], params, [orders], repeat_coins(1))))
         if not task.leaves_out:
             unoffered.append(lambda: task.leave_out(lambda records: np.ones(len(records[0]), dtype=np.bool_)))
         if task.root_size is None:
-            unoffered.append(lambda: task.trial(params, orders, coins(1)))
+            unoffered.append(lambda: task.trial(params, orders, repeat_coins(1)))
         for ask in unoffered:
             try:
                 ask()
@@ -274,23 +274,23 @@ class TaskContract:
         names, params, orders = self.names(task), task.initial(), self.orders()
         if task.sums_gradients:
             empty = self.orders(sampling=self.no_record)
-            total = self.check_change(task, task.clipped_sum(names[0], params, empty, coins(1), max_norm=1.0))
+            total = self.check_change(task, task.clipped_sum(names[0], params, empty, repeat_coins(1), max_norm=1.0))
             assert not total.any(), "the sum over no records is zero"
         if task.trains_many:
             found: dict[str, Floats] = {}
-            for some, changes in task.train_many(names, params, [orders] * len(names), coins(1)):
+            for some, changes in task.train_many(names, params, [orders] * len(names), repeat_coins(1)):
                 assert len(some) == len(changes) and not set(some) & set(found), "each party is trained once"
                 found.update(zip(some, np.asarray(changes, dtype=np.float64), strict=True))
             assert set(found) == set(names), "every party is trained"
             for party in names:
-                alone = task.train(party, params, orders, coins(1))
+                alone = task.train(party, params, orders, repeat_coins(1))
                 np.testing.assert_allclose(self.check_change(task, found[party]), alone, rtol=1e-3, atol=1e-5)
         if task.leaves_out:
             task.leave_out(lambda records: np.zeros(len(records[0]), dtype=np.bool_))
-            change = self.check_change(task, task.train(names[0], params, orders, coins(1)))
+            change = self.check_change(task, task.train(names[0], params, orders, repeat_coins(1)))
             assert not change.any(), "with all records left out there is nothing to learn from"
         if task.root_size:
-            trial = self.task().trial(params, orders, coins(1))
+            trial = self.task().trial(params, orders, repeat_coins(1))
             self.check_change(task, trial.update())
             assert np.isfinite(trial.losses(np.zeros((2, task.dimension)))).all(), "losses of the root set are finite"
 
@@ -312,15 +312,15 @@ class TaskContract:
         """``with_rows`` leaves the task as it was; unchanged rows train as before."""
         task = self.task()
         party, params, orders = self.names(task)[0], task.initial(), self.orders()
-        expected = task.train(party, params, orders, coins(1))
+        expected = task.train(party, params, orders, repeat_coins(1))
         same = task.with_rows([party], lambda name, features, labels: (features, labels))
         if same is None:
             raise unittest.SkipTest("the records of this task cannot be replaced")
-        self.check_same(same.train(party, params, orders, coins(1)), expected)
+        self.check_same(same.train(party, params, orders, repeat_coins(1)), expected)
         other = task.with_rows([party], lambda name, features, labels: (0 * features + 1, labels))
         assert other is not None
-        other.train(party, params, orders, coins(1))
-        self.check_same(task.train(party, params, orders, coins(1)), expected)
+        other.train(party, params, orders, repeat_coins(1))
+        self.check_same(task.train(party, params, orders, repeat_coins(1)), expected)
 
     def test_answers_fit_the_parameters(self) -> None:
         """Rows of the last layer lie in the vector and apart; a table of confusion is square and counts."""
@@ -345,7 +345,7 @@ class TaskContract:
 
     def test_scores_are_not_those_of_protected_records(self) -> None:
         """``evaluate`` says on which data it stands, and reads no training record: that would have to be charged."""
-        task = self.locked()
+        task = self.lock()
         metrics = task.evaluate(task.initial())
         assert isinstance(metrics, Metrics) and metrics.values, "there is a score"
         assert all(metrics.stands_on(name).strip() for name in metrics.values), "every score names its data"
@@ -354,12 +354,12 @@ class TaskContract:
         """Neither the parameters, nor the next score, nor the training after it."""
         task = self.task()
         party, params, orders = self.names(task)[0], task.initial(), self.orders()
-        expected, scores = task.train(party, params, orders, coins(1)), task.evaluate(params).values
+        expected, scores = task.train(party, params, orders, repeat_coins(1)), task.evaluate(params).values
         other = params + 0.5
         task.evaluate(other)
         np.testing.assert_array_equal(other, params + 0.5)
         assert task.evaluate(params).values == scores, "the same parameters have the same score"
-        self.check_same(task.train(party, params, orders, coins(1)), expected)
+        self.check_same(task.train(party, params, orders, repeat_coins(1)), expected)
 
 
 def _only(place: int) -> slice:
@@ -387,7 +387,7 @@ def _numpy_state() -> tuple[bytes, int]:
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def _seed(seed: int) -> Iterator[None]:
     """Global generators in another state, for code that would draw from them; afterwards they are as they were."""
     python, arrays, torch = random.getstate(), np.random.get_state(), sys.modules.get("torch")
     tensors = None if torch is None else torch.get_rng_state()

@@ -27,7 +27,7 @@ from quietsum.federation.messages import Federation, Lost, PartyRefusal, StepAns
 from quietsum.federation.replies import plain_reason
 from quietsum.federation.watch import PartyDropped, PartySilent, Watcher, tell
 from quietsum.party import absent, contribution_of, terms_of
-from quietsum.secagg import DRAWING, Identity, Outcome, Reason, Server, Step
+from quietsum.secagg import DRAWING, Identity, Reason, Server, SessionOutcome, Step
 
 if TYPE_CHECKING:
     from quietsum.federation.groups import Between
@@ -120,7 +120,7 @@ class Session:
         if not self._committed:
             self._settle()
         self._tell_lost(server)
-        if server.outcome is not Outcome.DONE:
+        if server.outcome is not SessionOutcome.DONE:
             raise TooFewParties(self._explain(server))
         reach("secure:unmasked")
         how = contribution_of(resolved, request.round)

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
         rows_of as rows_of,
     )
     from quietsum.learning.engines.rules import rule as rule
-    from quietsum.learning.noise.gradient_noise import uncovered_norms as uncovered_norms
+    from quietsum.learning.noise.gradient_noise import find_uncovered_norms as find_uncovered_norms
     from quietsum.learning.own_loop import (
         PoissonLoader as PoissonLoader,
         PrivateOptimizer as PrivateOptimizer,

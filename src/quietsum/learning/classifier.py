@@ -2,7 +2,7 @@
 
 What a private model may know beside ε and δ has to be public: which classes there are, and in which range each feature
 lies. Both are stated. A range that is read off the rows would be a fact about the people in them, so without
-``bounds`` :meth:`PrivateClassifier.fit` is refused; if nobody in the rows needs protection, say so with the reason,
+``bounds`` :meth:`PrivateClassifier.fit` is refused; if no person in the rows needs protection, say so with the reason,
 ``bounds="public: made-up rows"``.
 
 >>> import numpy as np
@@ -96,8 +96,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(labels)
-        self.classes_ = self._declared_classes(labels)
-        self.bounds_ = self._declared_bounds(rows)
+        self.classes_ = self._require_classes(labels)
+        self.bounds_ = self._require_bounds(rows)
         places = _places(labels, self.classes_)
         positive("epsilon", self.epsilon)
         self.model_ = self._fresh(rows.shape[1])
@@ -106,7 +106,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             self.model_, config, workspace=self.workspace, dataset=self.dataset, run=self._next_run()
         )
         try:
-            trainer.train((torch.from_numpy(self._scaled(rows)), torch.from_numpy(places)), **settings)
+            trainer.train((torch.from_numpy(self._scale(rows)), torch.from_numpy(places)), **settings)
             self.guarantee_ = trainer.guarantee()
         finally:
             trainer.close()
@@ -150,10 +150,10 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     # -------------------------------------------------------------------------------------- what is public
 
-    def _declared_classes(self, labels: NDArray[Any]) -> NDArray[Any]:
+    def _require_classes(self, labels: NDArray[Any]) -> NDArray[Any]:
         if self.classes is None:
             problem = "are not declared, and which labels occur is a fact about the rows"
-            remedy = 'say classes=["no", "yes"], or classes="public: why nobody in these rows needs protection"'
+            remedy = 'say classes=["no", "yes"], or classes="public: why no person in these rows needs protection"'
             raise InvalidParameter("classes", None, problem, remedy)
         found = np.unique(labels) if _reason("classes", self.classes) else np.unique(np.asarray(self.classes))
         if len(found) < 2:
@@ -161,13 +161,13 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             raise InvalidParameter("classes", found.tolist(), problem, "declare two classes or more")
         return found
 
-    def _declared_bounds(self, rows: Floats) -> Floats:
+    def _require_bounds(self, rows: Floats) -> Floats:
         """One (lowest, highest) pair for each feature, (k, 2)."""
         if self.bounds is None:
             problem = "are not declared, and a range that is read off the rows is a fact about the people in them"
             remedy = (
                 "say bounds=[(0, 120), …], one pair a feature, or one pair for all, from what is known without the "
-                'rows; or bounds="public: why nobody in these rows needs protection"'
+                'rows; or bounds="public: why no person in these rows needs protection"'
             )
             raise InvalidParameter("bounds", None, problem, remedy)
         if _reason("bounds", self.bounds):
@@ -185,7 +185,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             raise InvalidParameter("bounds", "…", "hold an empty range", "write the smaller number first, both finite")
         return found
 
-    def _scaled(self, rows: Floats) -> Floats:
+    def _scale(self, rows: Floats) -> Floats:
         """Each value in [−1, 1] by its declared range, and each row no longer than 1.
 
         Guarantees: row i depends on row i and the bounds alone.
@@ -203,7 +203,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         check_is_fitted(self)
         rows = validate_data(self, X, dtype=np.float64, reset=False)
         with torch.no_grad():
-            scores = self.model_(torch.from_numpy(self._scaled(rows)))
+            scores = self.model_(torch.from_numpy(self._scale(rows)))
             return np.asarray(torch.softmax(scores, dim=1).numpy())
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
@@ -225,7 +225,7 @@ def _reason(name: str, stated: Any) -> bool:
         return False
     if not stated.startswith(PUBLIC) or not stated[len(PUBLIC) :].strip():
         problem = "is neither a declaration nor a reason"
-        raise InvalidParameter(name, stated, problem, f'write the values, or "{PUBLIC} why nobody needs protection"')
+        raise InvalidParameter(name, stated, problem, f'write the values, or "{PUBLIC} why no person needs protection"')
     return True
 
 

@@ -19,15 +19,15 @@ import math
 from typing import Any, final
 
 from quietsum.errors import InvalidParameter, PlanRefused, UnsupportedEvent
-from quietsum.learning.defaults import settle
+from quietsum.learning.defaults import settle_config
 from quietsum.learning.noise.gradient_noise import DEFAULT_NOISE, LAWS, MODES
 from quietsum.learning.schedules import (
     Constant,
     Schedule,
     Stage,
     beginning,
-    calibrated_noise,
-    fitting,
+    calibrate_schedule,
+    find_longest,
     run_event,
     stages,
     step_event,
@@ -266,7 +266,7 @@ def plan_training(
     then. What it costs is said by today's prices all the same.
     """
     neighbours, public = _declare(config, size)
-    config = settle(dataclasses.replace(config, epochs=config.epochs if epochs is None else epochs), public)
+    config = settle_config(dataclasses.replace(config, epochs=config.epochs if epochs is None else epochs), public)
     assert config.batch_size is not None and config.epochs is not None and config.max_grad_norm is not None
     bounded = config.max_records is not None
     epochs = _epochs("num_epochs", config.epochs)
@@ -294,9 +294,9 @@ def plan_training(
     if noise is None:
         assert budget is not None
         _refuse_unreachable(config, epochs, steps, terms)
-        noise = calibrated_noise(config.schedule, epochs=epochs, steps_per_epoch=steps, epsilon=budget, **terms)
+        noise = calibrate_schedule(config.schedule, epochs=epochs, steps_per_epoch=steps, epsilon=budget, **terms)
     whole = stages(config.schedule, epochs=epochs, steps_per_epoch=steps, noise=noise, clip=config.max_grad_norm)
-    run = whole if budget is None else fitting(whole, epsilon=budget, **terms)
+    run = whole if budget is None else find_longest(whole, epsilon=budget, **terms)
     if not run:
         first = price_event(
             run_event(beginning(whole, 1), rate, config.noise_type, bounded=terms["bounded"]), delta=delta,
@@ -395,7 +395,7 @@ def _find_person_noise(
         )
     target = epsilon * _ROOM if config.noise == "secure" else epsilon
     alone = {**terms, "bounded": False}
-    guess = size * calibrated_noise(config.schedule, epochs=epochs, steps_per_epoch=steps, epsilon=target, **alone)
+    guess = size * calibrate_schedule(config.schedule, epochs=epochs, steps_per_epoch=steps, epsilon=target, **alone)
     return calibrate(
         make, target_epsilon=target, target_delta=delta, guess=guess, accounting=accounting, neighbours=neighbours
     )

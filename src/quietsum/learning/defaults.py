@@ -66,7 +66,7 @@ __all__ = [
     "count_classes",
     "count_survey_steps",
     "make_balance",
-    "settle",
+    "settle_config",
 ]
 
 STEPS = 200
@@ -88,7 +88,7 @@ def choose_length(size: int, batch_size: int | None, epochs: int | None) -> tupl
     return batch_size, max(1, round(STEPS * batch_size / size)) if epochs is None else epochs
 
 
-def settle(config: PrivacyConfig, size: int, *, labelled: bool = True) -> PrivacyConfig:
+def settle_config(config: PrivacyConfig, size: int, *, labelled: bool = True) -> PrivacyConfig:
     """``config`` with every number that it leaves open, for ``size`` records; ``labelled``: they have classes."""
     public = config.public_size or max(1, size)
     batch, epochs = choose_length(public, config.batch_size, config.epochs)

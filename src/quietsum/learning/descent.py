@@ -97,7 +97,7 @@ def private_steps(
             if mechanism is None:
                 total = _plain_sum(gradients_of(task, here, features, labels))
             else:
-                total = mechanism.release(_bounded_sum(task, here, features, labels, mechanism), rng)
+                total = mechanism.release(_sum_bounded(task, here, features, labels, mechanism), rng)
                 total = total if take is None else take(drawn, total)
             velocity = momentum * velocity + (total / expected_batch + proximal * (here - start))
             here = here - learning_rate * velocity
@@ -130,7 +130,7 @@ def clipped_sum(
         raise InvalidParameter("params", f"an array of shape {here.shape}", "must be one finite vector")
     grid = ClippedSum(max_norm=max_norm, noise_multiplier=1.0)  # its bound alone; no noise is drawn here
     drawn = sampling.draw(len(rows.labels), rng)
-    total = _bounded_sum(task, here, rows.features[drawn], rows.labels[drawn], grid)
+    total = _sum_bounded(task, here, rows.features[drawn], rows.labels[drawn], grid)
     return np.asarray(total.astype(np.float64) * grid.grid_unit)
 
 
@@ -165,7 +165,7 @@ def _one_gradient(task: Differentiable, params: Floats, features: Floats, labels
         return np.zeros_like(params)
 
 
-def _bounded_sum(task: Differentiable, params: Floats, features: Floats, labels: Floats, grid: ClippedSum) -> Vectors:
+def _sum_bounded(task: Differentiable, params: Floats, features: Floats, labels: Floats, grid: ClippedSum) -> Vectors:
     """Σ bounded gradients in steps of the grid, some rows at a time: memory that ran out would be a fact about rows."""
     grid.check_rows(len(labels))
     rows = max(1, _PIECE // max(1, len(params)))

@@ -15,7 +15,7 @@ from torch import nn
 from quietsum.errors import BudgetExhausted, InvalidParameter, QuietsumError
 from quietsum.learning.checks.before_training import check_step
 from quietsum.learning.config import PrivacyConfig, plan_training
-from quietsum.learning.defaults import has_classes, settle
+from quietsum.learning.defaults import has_classes, settle_config
 from quietsum.learning.engines.batch_mixing import refuse_mixing
 from quietsum.learning.engines.protocol import Batch, Loss, trainable
 from quietsum.learning.rehearsal import rehearse_model, rehearse_step
@@ -68,7 +68,7 @@ def make_private(
     records = Records.of(data, example=example, size_is_private=config.size_is_private)
     device = next(model.parameters()).device
     rehearse_model(model, loss, records, device, check_labels=check_labels)
-    config = settle(config, len(records), labelled=loss is cross_entropy or has_classes(records))
+    config = settle_config(config, len(records), labelled=loss is cross_entropy or has_classes(records))
     plan = plan_training(config, size=len(records))
     step = build_step(model, loss, config, plan)
     rehearse_step(step, records, device)

@@ -35,8 +35,8 @@ __all__ = [
     "check_checkpoint_fits",
     "fill_model",
     "read_checkpoint",
-    "read_header",
-    "save_model",
+    "read_model_header",
+    "save_module",
     "write_checkpoint",
 ]
 
@@ -47,14 +47,14 @@ Tensors = dict[str, Tensor]
 # ---------------------------------------------------------------------------------------------- files
 
 
-def save_model(path: str | os.PathLike[str], model: nn.Module, about: Mapping[str, Any]) -> None:
+def save_module(path: str | os.PathLike[str], model: nn.Module, about: Mapping[str, Any]) -> None:
     """The model with plan and spend in its header, there as a whole or not at all."""
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
     _write(Path(path), tensors, {**about, "version": VERSION, "kind": "model"})
 
 
 def fill_model(path: str | os.PathLike[str], model: nn.Module) -> Mapping[str, Any]:
-    """Fill ``model`` from what :func:`save_model` wrote, and return the header."""
+    """Fill ``model`` from what :func:`save_module` wrote, and return the header."""
     tensors, about = _read(Path(path))
     try:
         model.load_state_dict(tensors)
@@ -154,7 +154,7 @@ def _read(path: Path) -> tuple[Tensors, dict[str, Any]]:
     return tensors, about
 
 
-def read_header(path: Path) -> Mapping[str, Any]:
+def read_model_header(path: Path) -> Mapping[str, Any]:
     """The header of a checkpoint or model, which names a ledger's head; raises CorruptState if it does not."""
     from safetensors import SafetensorError, safe_open
 

@@ -40,8 +40,8 @@ __all__ = [
     "Stage",
     "Stepwise",
     "beginning",
-    "calibrated_noise",
-    "fitting",
+    "calibrate_schedule",
+    "find_longest",
     "run_event",
     "schedule_named",
     "stages",
@@ -186,7 +186,7 @@ def run_event(run: Sequence[Stage], rate: float, law: str = "gaussian", *, bound
     return bound_record_event(whole) if bounded else whole
 
 
-def calibrated_noise(
+def calibrate_schedule(
     schedule: Schedule,
     *,
     epochs: int,
@@ -217,7 +217,7 @@ def calibrated_noise(
     )
 
 
-def fitting(
+def find_longest(
     run: Sequence[Stage],
     *,
     rate: float,

@@ -15,7 +15,7 @@ from typing import Any, final
 
 from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, PlanRefused, QuietsumError, UnsupportedEvent
 from quietsum.learning.config import PrivacyConfig, TrainingSchedule
-from quietsum.learning.saving import read_header
+from quietsum.learning.saving import read_model_header
 from quietsum.learning.schedules import Stage, run_event
 from quietsum.ledger import (
     PRICING,
@@ -296,7 +296,7 @@ class TrainingBooks:
         paid = RunHistory(self.ledger, self.run).read().paid
         return sum(sum(events.values()) for events in paid.values())
 
-    def spent(self) -> Guarantee:
+    def price_spent(self) -> Guarantee:
         """ε as the ledger sees it."""
         return self.ledger.spending(self.run)[-1]
 
@@ -339,7 +339,7 @@ class TrainingBooks:
             if path.suffix != ".safetensors":
                 continue
             try:
-                head = Head.from_dict(read_header(path)["head"])
+                head = Head.from_dict(read_model_header(path)["head"])
             except QuietsumError:
                 raise
             except (LookupError, TypeError, ValueError) as error:

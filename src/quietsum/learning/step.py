@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from quietsum.errors import InvalidParameter
 from quietsum.learning.clipping import Automatic, Clip, Flat, FlatL1, PerLayer, QuantileClip
 from quietsum.learning.config import PrivacyConfig, TrainingSchedule
-from quietsum.learning.defaults import Balance, settle
+from quietsum.learning.defaults import Balance, settle_config
 from quietsum.learning.engines.batch_mixing import SteadyEngine
 from quietsum.learning.engines.protocol import Batch, Engine, Loss, engine_for, rows_of
 from quietsum.learning.noise.gradient_noise import TorchNoise
@@ -226,19 +226,20 @@ class PrivateStep:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what a batch makes a library say is a fact about the batch
             weighed = [(1.0, batch)] if self.balance is None else self.balance.parts(batch)
-            sums = self._clipped(weighed[0][1])
+            sums = self._clip_batch(weighed[0][1])
             if len(weighed) > 1 or weighed[0][0] != 1:  # in float64, so that classes round no more than one sum does
                 total = [part.to(torch.float64) * weighed[0][0] for part in sums]
                 for weight, rows in weighed[1:]:
                     total = [
-                        whole.add_(part, alpha=weight) for whole, part in zip(total, self._clipped(rows), strict=True)
+                        whole.add_(part, alpha=weight)
+                        for whole, part in zip(total, self._clip_batch(rows), strict=True)
                     ]
                 sums = tuple(whole.to(part.dtype) for whole, part in zip(total, sums, strict=True))
         if self.scaled is not None:
             sums = tuple(part * self.scaled.max_norm for part in sums)
         return sums
 
-    def _clipped(self, batch: Batch) -> tuple[Tensor, ...]:
+    def _clip_batch(self, batch: Batch) -> tuple[Tensor, ...]:
         try:
             sums = self.engine.clipped_sum(batch)
             self._small = self._count_small(rows_of(batch))
@@ -306,7 +307,7 @@ def build_step(
     model: nn.Module, loss: Loss, config: PrivacyConfig, plan: TrainingSchedule, rng: RandomSource | None = None
 ) -> PrivateStep:
     """The step that a config asks for, at the noise of the plan's first stage. Buffers move once a step, publicly."""
-    config = settle(config, plan.size)
+    config = settle_config(config, plan.size)
     bound = config.max_grad_norm
     assert bound is not None
     rules: dict[str, Clip] = {

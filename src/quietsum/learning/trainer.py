@@ -44,7 +44,7 @@ from quietsum.learning.defaults import (
     fit_shift,
     has_classes,
     make_balance,
-    settle,
+    settle_config,
 )
 from quietsum.learning.engines.batch_mixing import refuse_mixing
 from quietsum.learning.engines.hooks import refuse_hooks
@@ -54,7 +54,7 @@ from quietsum.learning.optimizers import SGD, Adam, AveragedWeights, BoundOptimi
 from quietsum.learning.rehearsal import rehearse_model, rehearse_step, scoring, training
 from quietsum.learning.rows.inputs import as_loss, as_records, as_rule, join_labels, rate_of, refuse_shared
 from quietsum.learning.rows.records import Records, bound_records
-from quietsum.learning.saving import check_checkpoint_fits, fill_model, read_checkpoint, save_model, write_checkpoint
+from quietsum.learning.saving import check_checkpoint_fits, fill_model, read_checkpoint, save_module, write_checkpoint
 from quietsum.learning.spending import (
     OpenedTraining,
     Spending,
@@ -65,7 +65,7 @@ from quietsum.learning.spending import (
     person_guarantee,
 )
 from quietsum.learning.step import PrivateStep, build_step, cross_entropy
-from quietsum.learning.validation import UNPROTECTED, chance, check_validation, scores
+from quietsum.learning.validation import UNPROTECTED, chance, check_validation, score_model
 from quietsum.ledger import PRICING, check_rows
 from quietsum.mechanisms import RandomSource
 from quietsum.privacy import Guarantee
@@ -359,7 +359,7 @@ class PrivateTrainer:
             self._show_average(True)
             if self._books is None or not self._books.checkpoint.is_file():
                 raise
-            save_model(self._books.model, self.model, self._about())
+            save_module(self._books.model, self.model, self._about())
             raise BudgetExhausted(
                 f"{error}. The weights of its last checkpoint are kept: {self._books.model}"
             ) from None
@@ -368,7 +368,7 @@ class PrivateTrainer:
             self._show_average(True)
         plan = self._spending.plan
         if self._books is not None:
-            save_model(self._books.model, self.model, self._about())
+            save_module(self._books.model, self.model, self._about())
             reach("train:model")
         stopped = "early" if asked and self._spending.left else "budget" if plan.cut else "finished"
         if self._alerts is not None:
@@ -386,7 +386,7 @@ class PrivateTrainer:
         except BaseException:
             self._show_average(True)
             if self._books is not None:
-                save_model(self._books.model, self.model, self._about())
+                save_module(self._books.model, self.model, self._about())
             raise
 
     def _begin_callbacks(self, val_loader: Iterable[Any] | None) -> None:
@@ -418,7 +418,7 @@ class PrivateTrainer:
         opened = find_opened(self._workspace, self._run) if resume and self._workspace is not None else OpenedTraining()
         stated = dataclasses.replace(self.config, epochs=self.config.epochs if epochs is None else epochs)
         stated = opened.state(stated)
-        self.config = settle(stated, len(records), labelled=self.loss is cross_entropy or has_classes(records))
+        self.config = settle_config(stated, len(records), labelled=self.loss is cross_entropy or has_classes(records))
         plan = plan_training(self.config, size=len(records), pricing=opened.pricing)
         open_choice = learning_rate is None and optimizer is None and not opened.descends
         if self.config.max_records is not None:
@@ -578,7 +578,7 @@ class PrivateTrainer:
             with torch.no_grad(), scoring(self.model):
                 if self._metrics is not None:
                     return dict(self._metrics(self.model))
-                return scores(self.model, self.loss, () if val_loader is None else val_loader, self._device)
+                return score_model(self.model, self.loss, () if val_loader is None else val_loader, self._device)
         finally:
             self._show_average(False)
 
@@ -667,7 +667,7 @@ class PrivateTrainer:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Model, plan and spend in one safetensors file."""
-        save_model(path, self.model, self._about())
+        save_module(path, self.model, self._about())
 
     def load(self, path: str | os.PathLike[str]) -> Guarantee:
         """Fill the model from a file of :meth:`save`, and return the guarantee that came with it, by today's prices."""

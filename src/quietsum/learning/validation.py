@@ -20,12 +20,12 @@ from quietsum.learning.engines.protocol import Batch, Loss, losses_of
 from quietsum.learning.rehearsal import scoring
 from quietsum.learning.step import cross_entropy
 
-__all__ = ["UNPROTECTED", "chance", "check_validation", "scores"]
+__all__ = ["UNPROTECTED", "chance", "check_validation", "score_model"]
 
 UNPROTECTED = "validation data declared unprotected"
 
 
-def scores(model: nn.Module, loss: Loss, loader: Iterable[Any], device: torch.device) -> dict[str, float]:
+def score_model(model: nn.Module, loss: Loss, loader: Iterable[Any], device: torch.device) -> dict[str, float]:
     """Mean loss, and accuracy for the default loss, on records that need no protection."""
     batches: Iterable[Any] = [loader] if isinstance(loader, tuple) else loader
     total, right, count = 0.0, 0, 0
@@ -77,7 +77,7 @@ def check_validation(model: nn.Module, loss: Loss, val_loader: Any, train_loader
         raise InvalidParameter("val_loader", shown, problem, advice)
     try:
         with torch.no_grad(), scoring(model):
-            found = scores(model, loss, val_loader, device)
+            found = score_model(model, loss, val_loader, device)
     except QuietsumError:
         raise
     except Exception as error:  # whatever a model says to rows of another shape

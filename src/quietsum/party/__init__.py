@@ -29,12 +29,11 @@ if TYPE_CHECKING:
         parse_policy as parse_policy,
     )
     from quietsum.party.secure import (
+        AttemptKey as AttemptKey,
         Contribution as Contribution,
-        Key as Key,
         SecureSite as SecureSite,
         absent as absent,
         contribution_of as contribution_of,
-        model_hash as model_hash,
         sessions_of as sessions_of,
         terms_of as terms_of,
     )
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
         calmly as calmly,
         failure as failure,
         look_for_data as look_for_data,
+        model_hash as model_hash,
         on_no_rows as on_no_rows,
         rehearse_task as rehearse_task,
         release as release,

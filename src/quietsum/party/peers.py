@@ -11,6 +11,7 @@ certificate that this process has seen in a run, and a change is refused.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Mapping
 
@@ -45,13 +46,11 @@ def certificate(ledger: Signer, public_key: str, party: str, identity: Identity)
 
 def key_in(told: object, party: str) -> tuple[bytes, VerifyingKey]:
     """The identity that a certificate of ``party`` names, and the ledger that vouches for it; :class:`UnknownPeer`."""
-    try:
-        assert isinstance(told, Mapping) and set(told) == {"key", "ledger", "signature"}
-        key, ledger = bytes.fromhex(told["key"]), VerifyingKey(bytes.fromhex(told["ledger"]))
-        if len(key) == 32 and ledger.accepts(told["signature"], message_to_sign(_statement(party, key.hex()))):
-            return key, ledger
-    except (AssertionError, ValueError, TypeError):
-        pass
+    if isinstance(told, Mapping) and set(told) == {"key", "ledger", "signature"}:
+        with contextlib.suppress(ValueError, TypeError):
+            key, ledger = bytes.fromhex(told["key"]), VerifyingKey(bytes.fromhex(told["ledger"]))
+            if len(key) == 32 and ledger.accepts(told["signature"], message_to_sign(_statement(party, key.hex()))):
+                return key, ledger
     raise UnknownPeer(f"the certificate of {party[:60]!r} is none")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from quietsum.aggregation import RULES
-from quietsum.alerts import Settings as Alerts
+from quietsum.alerts import AlertSettings as Alerts
 from quietsum.analytics import TASK, choose_budget
 from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.keys import FILLED, NON_NEGATIVE, OPEN_FRACTION, POSITIVE, WORDS, choices, key, no_key, table, whole

@@ -18,7 +18,7 @@ import numpy as np
 from quietsum.errors import BudgetExhausted, InvalidParameter, LedgerBroken, PlanUnderstates, QuietsumError
 from quietsum.ledger import StoreFailed, label
 from quietsum.party.books import name_in_books
-from quietsum.party.secure import Key
+from quietsum.party.secure import AttemptKey
 from quietsum.party.work import AnsweredBefore, NotTouched, TooLate
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ __all__ = [
     "describe_failure",
     "read_hash",
     "read_key",
-    "read_model",
+    "read_params",
     "read_run",
     "refuse_on",
     "refuse_privately",
@@ -122,7 +122,7 @@ def _read_count(letter: Letter, name: str) -> int:
     return value
 
 
-def read_key(letter: Letter) -> Key:
+def read_key(letter: Letter) -> AttemptKey:
     """The run, round and attempt that a request names."""
     return read_run(letter), _read_count(letter, "round"), _read_count(letter, "attempt")
 
@@ -135,7 +135,7 @@ def read_hash(letter: Letter, name: str) -> str:
     return value
 
 
-def read_model(letter: Letter, resolved: ResolvedPlan) -> np.ndarray[Any, np.dtype[np.float64]]:
+def read_params(letter: Letter, resolved: ResolvedPlan) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The model that a request carries, of the plan's dimension."""
     params = letter.vector
     if params is None or params.shape != (resolved.dimension,) or not np.isfinite(params).all():

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import QuietsumError
+from quietsum.party.work import model_hash
 from quietsum.plan import LARGEST, MAX_UPDATE, longest_update, sessions_of
 from quietsum.privacy import PrivacyUnit
 from quietsum.secagg import (
@@ -40,31 +41,24 @@ if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan
 
 __all__ = [
+    "AttemptKey",
     "Contribution",
-    "Key",
     "Noisy",
     "SecureSite",
     "Weighted",
     "absent",
     "contribution_of",
-    "model_hash",
     "sessions_of",
     "terms_of",
 ]
 
 Vector = NDArray[np.float64]
 Masked = NDArray[np.uint32]
-Key = tuple[str, int, int]
+AttemptKey = tuple[str, int, int]
 """Run, round and attempt: what a session is known by before it has keys."""
 
 
-def model_hash(params: Vector) -> str:
-    """SHA-256 of the model's exact bytes and shape."""
-    values = np.ascontiguousarray(params, dtype="<f8")
-    return hashlib.sha256(f"{values.shape}".encode() + values.tobytes()).hexdigest()
-
-
-def terms_of(resolved: ResolvedPlan, key: Key, model: str) -> SessionTerms:
+def terms_of(resolved: ResolvedPlan, key: AttemptKey, model: str) -> SessionTerms:
     """What a session of this plan is about; both sides make it from their own copy, and must come to the same."""
     secure = resolved.secure
     if secure is None:
@@ -235,14 +229,14 @@ class SecureSite:
         name: str,
         *,
         identity: Identity,
-        contribute: Callable[[Key, Vector], Masked],
+        contribute: Callable[[AttemptKey, Vector], Masked],
         policy: Demands | None = None,
     ) -> None:
         self.name, self._identity, self._policy = name, identity, policy
         self._contribute = contribute
         self._last: dict[str, tuple[int, int]] = {}
         self._drawn: dict[str, int] = {}  # sessions with groups, by run
-        self._key: Key | None = None
+        self._key: AttemptKey | None = None
         self._party: Party | None = None
         self._made = False
 
@@ -286,7 +280,7 @@ class SecureSite:
             )
         return self._session(key).advertise(message)
 
-    def touches(self, key: Key, step: Step) -> bool:
+    def touches(self, key: AttemptKey, step: Step) -> bool:
         """Whether the answer to ``step`` would make the party's data be looked at."""
         return step is Step.SHARES and key == self._key and self._party is not None and not self._made
 
@@ -294,7 +288,7 @@ class SecureSite:
         """Whether the open session is about the model of this hash."""
         return self._party is not None and self._party.terms.model == model
 
-    def answer(self, key: Key, step: Step, message: bytes, params: Vector | None = None) -> bytes:
+    def answer(self, key: AttemptKey, step: Step, message: bytes, params: Vector | None = None) -> bytes:
         """The answer to a later question of the session."""
         party = self._session(key)
         if step in DRAWING:
@@ -316,12 +310,12 @@ class SecureSite:
             self._party.stop()
         self._party, self._key = None, None
 
-    def _session(self, key: Key) -> Party:
+    def _session(self, key: AttemptKey) -> Party:
         if self._party is None or key != self._key:
             raise Refused(Reason.ENDED)
         return self._party
 
-    def _mask(self, party: Party, key: Key, message: bytes, params: Vector | None) -> bytes:
+    def _mask(self, party: Party, key: AttemptKey, message: bytes, params: Vector | None) -> bytes:
         def make() -> Masked:
             if self._made:  # the answer has left, or was lost in a failure: there is no second vector
                 raise Refused(Reason.ALREADY_ANSWERED)

@@ -47,14 +47,14 @@ from quietsum.party.requests import (
     describe_failure,
     read_hash,
     read_key,
-    read_model,
+    read_params,
     read_run,
     refuse_on,
     refuse_privately,
 )
-from quietsum.party.secure import Key, SecureSite, contribution_of, model_hash, terms_of
+from quietsum.party.secure import AttemptKey, SecureSite, contribution_of, terms_of
 from quietsum.party.site_task import SiteRun, make_task, try_task
-from quietsum.party.work import NotTouched, Site, look_for_data
+from quietsum.party.work import NotTouched, Site, look_for_data, model_hash
 from quietsum.secagg import DRAWING, Adversary, Demands, Reason, Refused as Unwilling, Step
 
 if TYPE_CHECKING:
@@ -497,7 +497,7 @@ class SiteService:
         if place.resolved.secure is not None:
             problem = "the plan asks for secure aggregation, so no update leaves this site unmasked"
             raise RequestRefused(problem, for_good=True)
-        params = read_model(letter, place.resolved)
+        params = read_params(letter, place.resolved)
         model = hashlib.sha256(params.tobytes()).hexdigest()
         if place.answered is not None and place.answered[0] == (number, attempt, model):
             return place.answered[1]
@@ -563,7 +563,7 @@ class SiteService:
         if place.masking is None:
             rules = self.policy.rules
 
-            def contribute(key: Key, params: Model) -> np.ndarray[Any, np.dtype[np.uint32]]:
+            def contribute(key: AttemptKey, params: Model) -> np.ndarray[Any, np.dtype[np.uint32]]:
                 how = contribution_of(place.resolved, key[1])
                 return self._make_site(place).contribution((*key, model_hash(params)), params, how)
 
@@ -610,7 +610,7 @@ class SiteService:
     def _mask(self, letter: wire.Letter, place: SiteRun, party: SecureSite) -> bytes:
         """Reserve, touch the data, mask, commit; in this order the vector leaves."""
         key = run, number, attempt = read_key(letter)
-        params = read_model(letter, place.resolved)
+        params = read_params(letter, place.resolved)
         if not party.holds(model_hash(params)):
             raise RequestRefused("the model that came is not the one of this session", for_good=True)
         reserved = self._reserve(letter, place)

@@ -11,6 +11,7 @@ noise alone. Only the site itself hears of it, by the kind of the failure and th
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import sys
@@ -38,14 +39,20 @@ if TYPE_CHECKING:
     from quietsum.plan import LocalOrders, ResolvedPlan
 
 __all__ = [
-    "AnsweredBefore", "NotTouched", "Site", "TooLate", "calmly", "failure", "look_for_data", "on_no_rows",
-    "rehearse_task", "release",
+    "AnsweredBefore", "NotTouched", "Site", "TooLate", "calmly", "failure", "look_for_data", "model_hash",
+    "on_no_rows", "rehearse_task", "release",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
 
 Vector = NDArray[np.float64]
 Found = TypeVar("Found")
+
+
+def model_hash(params: Vector) -> str:
+    """SHA-256 of the model's exact bytes and shape: what names it in a request."""
+    values = np.ascontiguousarray(params, dtype="<f8")
+    return hashlib.sha256(f"{values.shape}".encode() + values.tobytes()).hexdigest()
 
 
 class NotTouched(QuietsumError):

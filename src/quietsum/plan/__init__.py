@@ -64,7 +64,7 @@ if TYPE_CHECKING:
         keys_of as keys_of,
         page as page,
     )
-    from quietsum.plan.text.tables import Table as Table
+    from quietsum.plan.text.tables import TomlTable as TomlTable
     from quietsum.plan.text.template import OTHER_DEFAULTS as OTHER_DEFAULTS, template as template
     from quietsum.plan.values import (
         AdaptivePlan as AdaptivePlan,

@@ -23,6 +23,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, final
 
 from quietsum.aggregation import BEFORE
@@ -350,6 +351,11 @@ class Plan:
             if left <= stage.rounds:
                 return stage
             left -= stage.rounds
+        return self._unchanged
+
+    @cached_property
+    def _unchanged(self) -> StagePlan:
+        """The stage of all rounds where nothing is scheduled: made, and its keys checked, once."""
         return StagePlan(rounds=self.federation.rounds)
 
     def to_dict(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from quietsum.report.signed.packing import make_pack as make_pack
     from quietsum.report.trainings import (
-        SCORES as SCORES,
+        SCORES_FILE as SCORES_FILE,
         Training as Training,
         build_training as build_training,
         find_run as find_run,

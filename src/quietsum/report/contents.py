@@ -31,10 +31,10 @@ from quietsum.ledger import (
     cost_of,
     exceeds,
 )
-from quietsum.plan import ClientPlan, Plan, RecordPlan, ResolvedPlan, SecurePlan, card, layers, resolve
+from quietsum.plan import NO_GUARANTEE, ClientPlan, Plan, RecordPlan, ResolvedPlan, SecurePlan, card, layers, resolve
 from quietsum.privacy import Guarantee, Observer, PrivacyUnit
 from quietsum.report.facts.audits import report_audit, warn_of_audit
-from quietsum.report.facts.protection import Promise, binding_unit, describe, name_nine
+from quietsum.report.facts.protection import UnitPromise, binding_unit, describe, name_nine
 from quietsum.report.facts.sections import (
     list_artefacts,
     list_protected,
@@ -44,12 +44,11 @@ from quietsum.report.facts.sections import (
     utility_of,
 )
 from quietsum.report.facts.verdict import judge_scores
-from quietsum.report.figures import percent, shown
+from quietsum.report.figures import percent, show_bound
 from quietsum.report.pages.page import render_page
 from quietsum.report.signed.signing import plain_values, sign
 from quietsum.report.verifier import fingerprint_of, render
 from quietsum.runs import (
-    NO_GUARANTEE,
     RunFolder,
     TaskFacts,
     Workspace,
@@ -61,8 +60,8 @@ from quietsum.runs import (
 from quietsum.validate import finite_number
 
 __all__ = [
-    "SCHEMA", "VERSION", "Outlook", "build", "earlier", "look", "over_all_runs", "require_own", "scores_in", "sentence",
-    "sign_report", "write",
+    "SCHEMA", "VERSION", "ReportMaterial", "build", "earlier", "look", "over_all_runs", "require_own", "scores_in",
+    "sentence", "sign_report", "write",
 ]  # fmt: skip
 
 VERSION = 1
@@ -189,14 +188,16 @@ def read_answers(folder: Path) -> list[dict[str, Any]]:
         raise CorruptState(f"{path} cannot be read ({error}); restore it from a backup") from None
 
 
-def _promises(resolved: ResolvedPlan, claimed: Sequence[Guarantee], history: RunHistory) -> list[Promise]:
+def _promises(resolved: ResolvedPlan, claimed: Sequence[Guarantee], history: RunHistory) -> list[UnitPromise]:
     """One promise for each unit of a plan that protects anything, the binding one first."""
     units = [limit.unit for limit in resolved.limits]
     first = binding_unit(resolved.plan, units)
     return [_promise(resolved, unit, claimed, history) for unit in sorted(units, key=lambda unit: unit is not first)]
 
 
-def _promise(resolved: ResolvedPlan, unit: PrivacyUnit, claimed: Sequence[Guarantee], history: RunHistory) -> Promise:
+def _promise(
+    resolved: ResolvedPlan, unit: PrivacyUnit, claimed: Sequence[Guarantee], history: RunHistory
+) -> UnitPromise:
     privacy = resolved.plan.privacy
     record, client, person = privacy.record or RecordPlan(), privacy.client or ClientPlan(), privacy.person
     limit = resolved.limit_of(unit)
@@ -208,7 +209,7 @@ def _promise(resolved: ResolvedPlan, unit: PrivacyUnit, claimed: Sequence[Guaran
         PrivacyUnit.PERSON: None if person is None else person.epsilon,
     }[unit]  # fmt: skip
     own = PrivacyUnit.CLIENT if unit is PrivacyUnit.CLIENT else PrivacyUnit.RECORD
-    return Promise(
+    return UnitPromise(
         charge=planned[worst], delta=limit.delta, budget=limit.epsilon,
         stated=target is not None or (privacy.preset is not None and unit is not PrivacyUnit.PERSON),
         clip_norm=client.max_norm if unit is PrivacyUnit.CLIENT else record.max_grad_norm,
@@ -240,7 +241,7 @@ def _forecast(resolved: ResolvedPlan, unit: PrivacyUnit, delta: float) -> tuple[
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outlook:
+class ReportMaterial:
     """What a run folder and its ledger say before anything is added up."""
 
     plan: Plan
@@ -253,7 +254,7 @@ class Outlook:
     """The model's header; None where there is no model."""
 
 
-def look(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> Outlook | None:
+def look(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> ReportMaterial | None:
     """The plan as it is priced today, and how far the run came; None in folders that keep nothing but their report."""
     require_own(folder, workspace, ledger)
     plan = folder.plan()
@@ -272,7 +273,7 @@ def look(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> Outlook | N
         finished=outcome == "finished",
         spare_attempts=plan.federation.spare_attempts,
     )
-    return Outlook(
+    return ReportMaterial(
         plan=plan, title=facts.title, resolved=resolved, claimed=claimed,
         round=0 if last is None else last.round, outcome=outcome, about=about,
     )  # fmt: skip
@@ -364,7 +365,7 @@ def sentence(guarantees: list[Guarantee], resolved: ResolvedPlan) -> str:
     guarantee = max(guarantees, key=lambda one: one.epsilon)
     if math.isinf(guarantee.epsilon):
         return NO_GUARANTEE
-    epsilon = shown(guarantee.epsilon)
+    epsilon = show_bound(guarantee.epsilon)
     figure = f"ε ≤ {epsilon} per {guarantee.whom} at δ = {guarantee.delta:g}, for {_which(guarantee, resolved)}."
     if resolved.plan.attack is not None:
         return (
@@ -475,7 +476,7 @@ def _over_runs(books: list[dict[str, Any]]) -> str:
     against = ", against recipients of the models" if worst["observers"] == [Observer.RECIPIENTS.value] else ""
     safe = " Some of these runs have noise that is not floating-point safe." if worst["floats"] else ""
     return (
-        f"From all runs on the same data, past and future ({runs} so far): ε ≤ {shown(worst['epsilon'])} per "
+        f"From all runs on the same data, past and future ({runs} so far): ε ≤ {show_bound(worst['epsilon'])} per "
         f"{worst['unit']} at δ = {worst['delta']:g}{against}. That is the largest lifetime budget among "
         f"these datasets, and the ledger lets no run exceed it.{safe}"
     )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["percent", "plain", "read", "shown", "small"]
+__all__ = ["percent", "plain", "read", "show_bound", "small"]
 
 
-def shown(value: float | str | None, *, up: bool = True) -> str:
+def show_bound(value: float | str | None, *, up: bool = True) -> str:
     """The text of a bound; ``up`` says whether it is an upper one.
 
-    >>> shown(0.17402), shown(0.17402, up=False), shown(2.0), shown("Infinity")
+    >>> show_bound(0.17402), show_bound(0.17402, up=False), show_bound(2.0), show_bound("Infinity")
     ('0.1741', '0.174', '2', '∞')
     """
     number = read(value)

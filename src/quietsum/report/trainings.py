@@ -31,11 +31,12 @@ from quietsum.ledger import (
     ledger_exists,
     price_charge,
 )
+from quietsum.plan import NO_GUARANTEE
 from quietsum.privacy import BOUNDED, Budget, Guarantee, PrivacyUnit, person_event
 from quietsum.report.contents import SCHEMA, VERSION, over_all_runs
 from quietsum.report.facts.audits import report_audit, warn_of_audit
 from quietsum.report.facts.cards import card_of_training
-from quietsum.report.facts.protection import Promise, describe, name_nine, stages_of
+from quietsum.report.facts.protection import UnitPromise, describe, name_nine, stages_of
 from quietsum.report.facts.sections import (
     hash_file,
     list_artefacts,
@@ -46,14 +47,14 @@ from quietsum.report.facts.sections import (
     utility_of,
 )
 from quietsum.report.facts.verdict import judge_scores
-from quietsum.report.figures import percent, shown, small
+from quietsum.report.figures import percent, show_bound, small
 from quietsum.report.signed.signing import plain_values
 from quietsum.report.verifier import fingerprint_of
-from quietsum.runs import NO_GUARANTEE, RunFolder, Workspace, plain_scores, take_check
+from quietsum.runs import RunFolder, Workspace, plain_scores, take_check
 
-__all__ = ["SCORES", "Training", "build_training", "find_run", "find_training", "list_training"]
+__all__ = ["SCORES_FILE", "Training", "build_training", "find_run", "find_training", "list_training"]
 
-SCORES = "scores.json"
+SCORES_FILE = "scores.json"
 """The file beside a training that holds its scores on public rows."""
 FORECAST = 60
 
@@ -129,7 +130,7 @@ def build_training(training: Training, workspace: Workspace) -> dict[str, Any]:
             rounds, rate = int(settings["epochs"]), float(settings["sample_rate"])
         except (LookupError, TypeError, ValueError, QuietsumError) as error:
             raise CorruptState(f"run {training.run} is no training of one site ({error!r})") from None
-        promises = _promises(charge, terms, settings, history, about is not None, _stated_for_people(training))
+        promises = _promises(charge, terms, settings, history, about is not None, _find_stated(training))
         block = describe(promises, accounting=terms.accounting, neighbours=terms.neighbours, pricing=PRICING)
         claimed = [one for promise in promises for one in promise.guarantees]
         guarantees = [one.to_dict() for one in claimed]
@@ -225,7 +226,7 @@ def _header(path: Path, ledger: Ledger) -> Mapping[str, Any] | None:
 
 def _promises(
     charge: Charge, terms: Terms, settings: Mapping[str, Any], history: RunHistory, finished: bool, asked: float | None
-) -> list[Promise]:
+) -> list[UnitPromise]:
     limit = terms.limit(PrivacyUnit.RECORD)
     stages = stages_of(charge.event)
     if limit is None or not stages:
@@ -239,7 +240,7 @@ def _promises(
         for place, (_, epsilon, tally) in enumerate(history.list_charges_by_round(PrivacyUnit.RECORD), 1)
     )
     forecast = _forecast(charge, settings)
-    record = Promise(
+    record = UnitPromise(
         charge=charge, delta=limit.delta, budget=limit.epsilon, stated=settings.get("epsilon") is not None,
         guarantees=_claim(charge, limit, terms, finished), rows=rows, forecast=forecast, **common,
     )  # fmt: skip
@@ -250,7 +251,7 @@ def _promises(
     claimed = _claim(person, limit, terms, finished)
     asked = None if asked is None or claimed[0].epsilon > asked * (1 + 1e-6) else asked
     budget = claimed[0].epsilon if asked is None else asked
-    own = Promise(
+    own = UnitPromise(
         charge=person, delta=limit.delta, budget=budget, stated=asked is not None, guarantees=claimed,
         rows=tuple((place, 0.0, _as_person(tally, most)) for place, _, tally in rows),
         forecast=tuple((place, _as_person(tally, most)) for place, tally in forecast), **common,
@@ -258,7 +259,7 @@ def _promises(
     return [own, record] if asked is not None else [record, own]
 
 
-def _stated_for_people(training: Training) -> float | None:
+def _find_stated(training: Training) -> float | None:
     """The ε per person that the training was asked for, as its options have it; the ledger holds the noise alone."""
     path = training.path / "options.json"
     try:
@@ -305,7 +306,7 @@ def _forecast(charge: Charge, settings: Mapping[str, Any]) -> tuple[tuple[int, C
 
 def _scores(training: Training) -> list[dict[str, Any]]:
     """The scores that were kept beside the model; empty if there are none, an error if they are another model's."""
-    path = training.path / SCORES
+    path = training.path / SCORES_FILE
     if not path.is_file() or not training.model.is_file():
         return []
     try:
@@ -343,7 +344,7 @@ def _sentence(unit: Mapping[str, Any]) -> str:
     return (
         f"From this run alone, no one who receives the model can tell {whether} and be right more often than "
         f"{percent(unit['attacker']['right'])} of the time, where a coin is right half of the time: "
-        f"ε ≤ {shown(unit['epsilon'])} per {unit['whom']} at δ = {small(unit['delta'])}."
+        f"ε ≤ {show_bound(unit['epsilon'])} per {unit['whom']} at δ = {small(unit['delta'])}."
     )
 
 

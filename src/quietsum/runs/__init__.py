@@ -21,7 +21,12 @@ if TYPE_CHECKING:
         read_model as read_model,
     )
     from quietsum.runs.coordinator_alerts import AlertWatcher as AlertWatcher, alerting as alerting
-    from quietsum.runs.drill import Cell as Cell, Matrix as Matrix, parse_attack as parse_attack, run_drill as run_drill
+    from quietsum.runs.drill import (
+        Cell as Cell,
+        DrillMatrix as DrillMatrix,
+        parse_attack as parse_attack,
+        run_drill as run_drill,
+    )
     from quietsum.runs.facts import TaskFacts as TaskFacts
     from quietsum.runs.folder import RunFolder as RunFolder, Workspace as Workspace, new_name as new_name
     from quietsum.runs.looking.course import (
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
         read_course as read_course,
     )
     from quietsum.runs.pictures import heatmap as heatmap
-    from quietsum.runs.progress import NO_GUARANTEE as NO_GUARANTEE, EventLines as EventLines, Progress as Progress
+    from quietsum.runs.progress import EventLines as EventLines, Progress as Progress
     from quietsum.runs.record import (
         LeftOut as LeftOut,
         Recorder as Recorder,

@@ -31,7 +31,7 @@ from quietsum.plan import ATTACK_KINDS, AttackPlan, Plan, ResolvedPlan, resolve
 from quietsum.tasks import AnyTask, Task, as_task, more_is_better, rehearse_root, trial_for
 from quietsum.validate import whole_number
 
-__all__ = ["DEFAULT_ATTACKS", "Cell", "Drilled", "Matrix", "parse_attack", "run_drill"]
+__all__ = ["DEFAULT_ATTACKS", "Cell", "DrillMatrix", "Drilled", "parse_attack", "run_drill"]
 
 NONE = "none"
 DEFAULT_ATTACKS = (
@@ -91,7 +91,7 @@ class Cell:
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Matrix:
+class DrillMatrix:
     """Rules × attacks. ``metric`` is the task's first score, on the data it names.
 
     Which way it is better is what its name says (:func:`quietsum.tasks.scores.more_is_better`): less of a loss or an
@@ -207,7 +207,7 @@ def run_drill(
     rounds: int | None = None,
     repeats: int = 1,
     tell: Callable[[Cell], None] = lambda cell: None,
-) -> Matrix:
+) -> DrillMatrix:
     """Train ``plan`` once for each rule, attack and repeat; :class:`PlanRefused` where rows are protected.
 
     Who attacks, and with which trigger or direction, is what ``plan.attack`` says; without it, the first
@@ -248,7 +248,7 @@ def run_drill(
             tell(cell)
     if not any(cell.runs for cell in cells):
         raise PlanRefused(f"no rule and no attack fit this plan: {cells[0].refused}")
-    return Matrix(
+    return DrillMatrix(
         metric=measured[0], on=measured[1], parties=len(present), attackers=len(base.among(present)), rounds=length,
         rules=chosen, attacks=wanted, cells=tuple(cells),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from html import escape
 
 from quietsum.charts import STYLE
-from quietsum.runs.drill import NONE, Cell, Matrix
+from quietsum.runs.drill import NONE, Cell, DrillMatrix
 
 __all__ = ["heatmap"]
 
@@ -28,7 +28,7 @@ _EXTRA = """
 """
 
 
-def heatmap(matrix: Matrix, title: str) -> str:
+def heatmap(matrix: DrillMatrix, title: str) -> str:
     """``matrix`` as one self-contained SVG that follows the reader's light or dark scheme.
 
     A cell's colour is what is lost against the best cell (:meth:`~quietsum.runs.drill.Matrix.lost`), on a scale of
@@ -89,7 +89,7 @@ def heatmap(matrix: Matrix, title: str) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _square(matrix: Matrix, cell: Cell | None, x: float, y: float, *, bold: bool) -> Iterator[str]:
+def _square(matrix: DrillMatrix, cell: Cell | None, x: float, y: float, *, bold: bool) -> Iterator[str]:
     """One cell, with the words that a pointer over it shows."""
     text = "–" if cell is None else matrix.in_words(cell)
     refused = cell is None or not cell.runs
@@ -102,7 +102,7 @@ def _square(matrix: Matrix, cell: Cell | None, x: float, y: float, *, bold: bool
     yield f'  <text{weight} x="{x + _CELL / 2:.0f}" y="{y + 20}" text-anchor="middle">{text}</text></g>'
 
 
-def _title(matrix: Matrix, cell: Cell) -> str:
+def _title(matrix: DrillMatrix, cell: Cell) -> str:
     pair = f"{cell.rule}, {'no attack' if cell.attack == NONE else f'under {cell.attack}'}"
     if cell.refused:
         return f"{pair}: refused, {' '.join(cell.refused.split())}"

@@ -26,21 +26,20 @@ from quietsum.federation import (
     event_to_dict,
 )
 from quietsum.files import no_room
+from quietsum.plan import NO_GUARANTEE
 from quietsum.privacy import Guarantee
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-__all__ = ["NO_GUARANTEE", "EventLines", "Pace", "Progress", "bar", "round_line", "spent_text"]
+__all__ = ["EventLines", "Pace", "Progress", "bar", "describe_spent", "round_line"]
 
-NO_GUARANTEE = "NO PRIVACY GUARANTEE"
-"""What is printed where a figure would stand, if nothing is promised."""
 DRILL = "a drill, no promise"
 _LONG = 10.0  # seconds after which plain lines tell the pace
 _WIDTH, _LEAST = 80, 40
 
 
-def spent_text(spent: Iterable[Guarantee], limits: Mapping[str, float], *, short: bool = False) -> str:
+def describe_spent(spent: Iterable[Guarantee], limits: Mapping[str, float], *, short: bool = False) -> str:
     """``ε 0.70 of 1 per record``, one a unit; both observers of one unit share a text where they agree.
 
     ``short`` leaves out every ε sign but the first: ``ε 0.70 of 1 per record, 3.10 of 8 per client``.
@@ -82,8 +81,8 @@ def round_line(
     rejected = len(event.rejected) if groups is None else asked - kept
     less = (f", {dropped} dropped" if dropped else "") + (f", {rejected} rejected" if rejected else "")
     metric = next((f"{name} {value:.2f}" for name, value in event.metrics.items()), "")
-    long, short = (DRILL if drill else spent_text(event.spent, event.limits, short=s) for s in (False, True))
-    least = DRILL if drill else spent_text(event.spent, {}, short=True)
+    long, short = (DRILL if drill else describe_spent(event.spent, event.limits, short=s) for s in (False, True))
+    least = DRILL if drill else describe_spent(event.spent, {}, short=True)
     brief = f"{kept} of {asked}{less}" if groups is None else f"{kept} of {asked} groups"
     for parts in (
         (f"{kept} of {asked} {noun}{less}", metric, long),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quietsum.secagg.keys import Identity as Identity, KeyPair as KeyPair
     from quietsum.secagg.layout import Layout as Layout, NamedVector as NamedVector, centre_lift as centre_lift
     from quietsum.secagg.messages import DRAWING as DRAWING, DRAWS as DRAWS, SessionTerms as SessionTerms, Step as Step
-    from quietsum.secagg.outcomes import Outcome as Outcome, Reason as Reason, Refused as Refused
+    from quietsum.secagg.outcomes import Reason as Reason, Refused as Refused, SessionOutcome as SessionOutcome
     from quietsum.secagg.parameters import (
         FEWEST_IN_GROUP as FEWEST_IN_GROUP,
         SECURITY_FAILURE as SECURITY_FAILURE,
@@ -37,6 +37,6 @@ if TYPE_CHECKING:
         rotate as rotate,
         rotate_back as rotate_back,
     )
-    from quietsum.secagg.server import GroupSum as GroupSum, Loss as Loss, Server as Server
+    from quietsum.secagg.server import GroupSum as GroupSum, LostParty as LostParty, Server as Server
 else:
     __getattr__, __dir__, __all__ = open_door(__name__)

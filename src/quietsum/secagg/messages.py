@@ -303,13 +303,15 @@ def statement(step: Step, session: bytes, sender: str, receiver: str, payload: R
     return keys.hash_parts("frame", *parts)
 
 
-def write(step: Step, session: bytes, *, sender: str, receiver: str, payload: Raw, identity: keys.Identity) -> bytes:
+def write_frame(
+    step: Step, session: bytes, *, sender: str, receiver: str, payload: Raw, identity: keys.Identity
+) -> bytes:
     """A signed frame."""
     head = _MAGIC + bytes((step,)) + session + _text(sender) + _text(receiver) + struct.pack(">I", len(payload))
     return b"".join((head, payload, identity.sign(statement(step, session, sender, receiver, payload))))
 
 
-def read(data: Raw, *, largest: int) -> Frame:
+def read_frame(data: Raw, *, largest: int) -> Frame:
     """The frame in ``data``; raises :class:`Refused`. ``largest`` bounds the payload. The signature is not checked."""
     try:
         data = memoryview(data).cast("B") if len(data) else b""

@@ -1,7 +1,7 @@
 """How a session of secure aggregation can end, and why a message or a party is left out: two closed lists.
 
-A :class:`Reason` says why one message was refused, or why one party is not in the sum; an :class:`Outcome` says how the
-whole session ended. Each has one plain sentence. Neither machine raises anything else: on any bytes, a party
+A :class:`Reason` says why one message was refused, or why one party is not in the sum; a :class:`SessionOutcome` says
+how the whole session ended. Each has one plain sentence. Neither machine raises anything else: on any bytes, a party
 raises :class:`Refused` with a reason, and the server returns a reason or ends in an outcome.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, final
 
 from quietsum.errors import QuietsumError
 
-__all__ = ["Outcome", "Reason", "Refused"]
+__all__ = ["Reason", "Refused", "SessionOutcome"]
 
 
 @final
@@ -122,7 +122,7 @@ _REASONS = {
 
 
 @final
-class Outcome(enum.Enum):
+class SessionOutcome(enum.Enum):
     """How a session ended. Only ``DONE`` has a sum; after any other, the server knows who took part and no more."""
 
     DONE = "done"
@@ -142,15 +142,17 @@ class Outcome(enum.Enum):
 
 
 _OUTCOMES = {
-    Outcome.DONE: "the sum of the survivors' vectors was unmasked",
-    Outcome.TOO_FEW_KEYS: "too few parties sent keys; no party sent anything else",
-    Outcome.NO_DRAW: "some parties did not open their pledges, so that no groups were drawn; no vector was sent",
-    Outcome.TOO_FEW_SHARES: "too few parties shared their secrets; no party sent its vector",
-    Outcome.TOO_FEW_INPUTS: "too few parties sent their masked vectors; nothing was unmasked",
-    Outcome.TOO_FEW_SIGNATURES: "too few parties signed the list of survivors; nothing was unmasked",
-    Outcome.TOO_FEW_UNMASKED: "too few parties helped to unmask; the sum stays hidden",
-    Outcome.WRONG_SHARES: "too many shares were wrong, so that a mask could not be rebuilt; the sum stays hidden",
-    Outcome.STOPPED: "the session was stopped before its end; nothing was unmasked",
+    SessionOutcome.DONE: "the sum of the survivors' vectors was unmasked",
+    SessionOutcome.TOO_FEW_KEYS: "too few parties sent keys; no party sent anything else",
+    SessionOutcome.NO_DRAW: "some parties did not open their pledges, so that no groups were drawn; no vector was sent",
+    SessionOutcome.TOO_FEW_SHARES: "too few parties shared their secrets; no party sent its vector",
+    SessionOutcome.TOO_FEW_INPUTS: "too few parties sent their masked vectors; nothing was unmasked",
+    SessionOutcome.TOO_FEW_SIGNATURES: "too few parties signed the list of survivors; nothing was unmasked",
+    SessionOutcome.TOO_FEW_UNMASKED: "too few parties helped to unmask; the sum stays hidden",
+    SessionOutcome.WRONG_SHARES: (
+        "too many shares were wrong, so that a mask could not be rebuilt; the sum stays hidden"
+    ),
+    SessionOutcome.STOPPED: "the session was stopped before its end; nothing was unmasked",
 }
 
 

@@ -272,7 +272,7 @@ class Party:
 
     def _authentic(self, step: Step, message: bytes) -> Frame:
         """The frame, if the server signed it for this party, session and step."""
-        frame = messages.read(message, largest=messages.largest_payload(step, self.terms))
+        frame = messages.read_frame(message, largest=messages.largest_payload(step, self.terms))
         if not keys.is_signed_by(self._server, frame.signature, frame.authentic_by):
             raise Refused(Reason.BAD_SIGNATURE)
         if frame.sender != SERVER:
@@ -290,7 +290,7 @@ class Party:
         binding = self._opening if step is Step.ADVERTISE else self._session
         if step in messages.REVEALING:
             binding = self._drawing
-        return messages.write(
+        return messages.write_frame(
             step, binding, sender=self.name, receiver=SERVER, payload=payload, identity=self._identity
         )
 

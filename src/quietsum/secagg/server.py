@@ -21,7 +21,7 @@ list of survivors is fixed; no vector is kept. A secret is used only if it is th
 rebuilt key must have the advertised public key, the rebuilt seed the hash from the share step. Where shares do not fit,
 spare ones find the right secret, and ``blamed`` names who sent wrong ones if those are at most half of the spare ones.
 On any bytes, :meth:`Server.take` returns None or a :class:`Reason`, and a session without enough parties ends in an
-:class:`Outcome` without a sum.
+:class:`SessionOutcome` without a sum.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from numpy.typing import NDArray
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.secagg import decoding, graph, keys, masks, messages, shamir
 from quietsum.secagg.messages import SERVER, Frame, Keys, KeyShare, SeedShare, SessionTerms, Share, Step
-from quietsum.secagg.outcomes import Outcome, Reason, Refused
+from quietsum.secagg.outcomes import Reason, Refused, SessionOutcome
 from quietsum.secagg.party import sign_of
 
-__all__ = ["GroupSum", "Loss", "Server"]
+__all__ = ["GroupSum", "LostParty", "Server"]
 
 _TRIES = 2000  # sets of shares that are tried for one secret when some are wrong
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Loss:
+class LostParty:
     """At which step a party was lost, and why."""
 
     step: Step
@@ -68,12 +68,12 @@ class GroupSum:
 
 
 _END = {
-    Step.ADVERTISE: Outcome.TOO_FEW_KEYS,
-    **dict.fromkeys(messages.REVEALING, Outcome.NO_DRAW),
-    Step.SHARE: Outcome.TOO_FEW_SHARES,
-    Step.MASKED: Outcome.TOO_FEW_INPUTS,
-    Step.AGREE: Outcome.TOO_FEW_SIGNATURES,
-    Step.UNMASK: Outcome.TOO_FEW_UNMASKED,
+    Step.ADVERTISE: SessionOutcome.TOO_FEW_KEYS,
+    **dict.fromkeys(messages.REVEALING, SessionOutcome.NO_DRAW),
+    Step.SHARE: SessionOutcome.TOO_FEW_SHARES,
+    Step.MASKED: SessionOutcome.TOO_FEW_INPUTS,
+    Step.AGREE: SessionOutcome.TOO_FEW_SIGNATURES,
+    Step.UNMASK: SessionOutcome.TOO_FEW_UNMASKED,
 }
 
 
@@ -98,12 +98,12 @@ class Server:
         self._trial = keys.KeyPair.fresh()
         self._step: Step | None = None
         self._last = Step.ADVERTISE
-        self._outcome: Outcome | None = None
+        self._outcome: SessionOutcome | None = None
         self._asked: frozenset[str] = frozenset()
         self._answers: dict[str, bytes] = {}  # signature of the answer that counts, of the open step
         self._earlier: set[tuple[Step, bytes]] = set()
         self._refusals: dict[str, Reason] = {}
-        self._lost: dict[str, Loss] = {}
+        self._lost: dict[str, LostParty] = {}
         self._blamed: dict[str, Reason] = {}
         self._misfits: set[tuple[str, str]] = set()  # holder and owner of shares that do not fit
         self._roster: dict[str, Keys] = {}
@@ -133,7 +133,7 @@ class Server:
         return self._step
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> SessionOutcome | None:
         """How the session ended, None while it has not."""
         return self._outcome
 
@@ -159,16 +159,16 @@ class Server:
     @property
     def _going(self) -> tuple[Server, ...]:
         """The groups that have not ended without a sum."""
-        return tuple(group for group in self._inner if group.outcome in (None, Outcome.DONE))
+        return tuple(group for group in self._inner if group.outcome in (None, SessionOutcome.DONE))
 
     @property
-    def lost(self) -> Mapping[str, Loss]:
+    def lost(self) -> Mapping[str, LostParty]:
         """The parties that dropped out, where, and why. One lost after MASKED was closed is in the sum all the same."""
         lost = dict(self._lost)
         for members, group in zip(self._groups, self._inner, strict=True):
             lost |= {name: loss for name, loss in group.lost.items() if name not in lost}
-            if group.outcome not in (None, Outcome.DONE):
-                gone = Loss(step=group.ended_at, reason=Reason.GROUP_LOST)
+            if group.outcome not in (None, SessionOutcome.DONE):
+                gone = LostParty(step=group.ended_at, reason=Reason.GROUP_LOST)
                 lost |= {name: gone for name in members if name not in lost}
         return MappingProxyType(lost)
 
@@ -238,11 +238,11 @@ class Server:
         if self._outcome is None:
             for group in self._inner:
                 group.stop()
-            self._finish(Outcome.STOPPED)
+            self._finish(SessionOutcome.STOPPED)
 
     def total(self) -> NDArray[np.uint32]:
         """The survivors' sum modulo 2 to the terms' ``bits``. Raises if the session has not ended well."""
-        if self._outcome is not Outcome.DONE or self._sum is None:
+        if self._outcome is not SessionOutcome.DONE or self._sum is None:
             state = self._outcome.sentence if self._outcome else "the session is not over"
             raise QuietsumError(f"secure aggregation has no sum: {state}")
         return self._sum
@@ -251,12 +251,12 @@ class Server:
         """One sum for each group that was unmasked, or the one sum where there are no groups. Raises as ``total``."""
         if not self._inner:
             return (GroupSum(number=0, members=self._cohort, survivors=self._survivors, total=self.total()),)
-        if self._outcome is not Outcome.DONE:
+        if self._outcome is not SessionOutcome.DONE:
             return (self._inner[0].sums()[0],)  # which raises
         return tuple(
             GroupSum(number=number, members=members, survivors=group.survivors, total=group.total())
             for number, (members, group) in enumerate(zip(self._groups, self._inner, strict=True))
-            if group.outcome is Outcome.DONE
+            if group.outcome is SessionOutcome.DONE
         )
 
     # ---------------------------------------------------------------------------------------- taking answers
@@ -264,7 +264,7 @@ class Server:
     def _take(self, party: str, data: messages.Raw) -> None:
         if party not in self._identities:
             raise Refused(Reason.UNKNOWN_PARTY)
-        frame = messages.read(data, largest=self._largest)
+        frame = messages.read_frame(data, largest=self._largest)
         if self._inner and frame.step.turn >= Step.SHARE.turn:
             return self._inner[self._place[party]]._take(party, data)
         if frame.sender != party:
@@ -368,7 +368,7 @@ class Server:
         place = messages.REVEALING.index(self._step)
         if len(here) < len(self._pledges):
             if place + 1 == messages.DRAWS:
-                return self._finish(Outcome.NO_DRAW)
+                return self._finish(SessionOutcome.NO_DRAW)
             return self._ask_draw(place + 1, {name: self._opened[name][1] for name in here})
         nonces = {name: nonce for name, (nonce, _) in self._opened.items()}
         seed = messages.hash_nonces(self._drawing, nonces)
@@ -393,7 +393,7 @@ class Server:
         group._graph = graph.neighbours(members, group.terms.parameters, seed)
         group._begin(Step.SHARE, group._roster)
         if len(group._roster) < group.terms.need:
-            group._finish(Outcome.TOO_FEW_KEYS)
+            group._finish(SessionOutcome.TOO_FEW_KEYS)
         return group
 
     def _advance_groups(self) -> dict[str, bytes]:
@@ -406,7 +406,7 @@ class Server:
     def _end_groups(self) -> dict[str, bytes]:
         """No group has a question left: done if one has a sum, otherwise as the one that came furthest."""
         found = [group.outcome for group in self._inner if group.outcome is not None]
-        order = [Outcome.DONE, *reversed([one for one in Outcome if one is not Outcome.DONE])]
+        order = [SessionOutcome.DONE, *reversed([one for one in SessionOutcome if one is not SessionOutcome.DONE])]
         return self._finish(min(found, key=order.index))
 
     def _send_roster(self, here: Sequence[str]) -> dict[str, bytes]:
@@ -424,7 +424,7 @@ class Server:
                 self._lose(party, Reason.TOO_FEW_HOLDERS)
             sharing = sharing.difference(short)
         if len(sharing) < self.terms.need:
-            return self._finish(Outcome.TOO_FEW_SHARES)
+            return self._finish(SessionOutcome.TOO_FEW_SHARES)
         self._sharing = tuple(sorted(sharing))
         sealed, self._sealed = self._sealed, {}
         self._begin(Step.MASKED, self._sharing)
@@ -438,14 +438,14 @@ class Server:
     def _send_survivors(self, here: Sequence[str]) -> dict[str, bytes]:
         self._survivors, self._alive = tuple(here), frozenset(here)
         if not all(self._rebuildable(party, here) for party in self._list_wanted()):
-            return self._finish(Outcome.TOO_FEW_INPUTS)
+            return self._finish(SessionOutcome.TOO_FEW_INPUTS)
         self._begin(Step.AGREE, here)
         payload = messages.bitmap(here, self._cohort)
         return self._ask(Step.SURVIVORS, here, lambda _: payload)
 
     def _send_agreed(self, here: Sequence[str]) -> dict[str, bytes]:
         if not all(self._rebuildable(party, here) for party in self._list_wanted()):
-            return self._finish(Outcome.TOO_FEW_SIGNATURES)
+            return self._finish(SessionOutcome.TOO_FEW_SIGNATURES)
         signatures = dict(self._answers)
         self._begin(Step.UNMASK, here)
 
@@ -460,15 +460,15 @@ class Server:
         """Rebuild every secret that is due, and subtract its masks. All or nothing."""
         wanted = self._list_wanted()
         if not all(len(self._shares_of(party)[0]) >= self.terms.parameters.threshold for party in wanted):
-            return self._finish(Outcome.TOO_FEW_UNMASKED)
+            return self._finish(SessionOutcome.TOO_FEW_UNMASKED)
         secrets = self._rebuild(wanted)
         self._attribute()
         if secrets is None or self._sum is None:
-            return self._finish(Outcome.WRONG_SHARES)
+            return self._finish(SessionOutcome.WRONG_SHARES)
         masks.add_all(self._sum, self._standing(secrets))
         if self.terms.bits < 32:  # the bits above did not travel; what masks left in them says nothing
             self._sum &= np.uint32((1 << self.terms.bits) - 1)
-        return self._finish(Outcome.DONE)
+        return self._finish(SessionOutcome.DONE)
 
     def _standing(self, secrets: Mapping[str, bytes]) -> Iterator[tuple[bytes, masks.Sign]]:
         """The masks that still stand in the sum, with the sign that removes them."""
@@ -587,20 +587,20 @@ class Server:
 
     def _lose(self, party: str, reason: Reason) -> None:
         if self._step is not None:
-            self._lost.setdefault(party, Loss(step=self._step, reason=reason))
+            self._lost.setdefault(party, LostParty(step=self._step, reason=reason))
 
     def _ask(self, step: Step, parties: Sequence[str], payload: Callable[[str], bytes]) -> dict[str, bytes]:
         binding = self._opening if step.turn <= Step.ROSTER.turn else self._session
         return {
-            party: messages.write(
+            party: messages.write_frame(
                 step, binding, sender=SERVER, receiver=party, payload=payload(party), identity=self._identity
             )
             for party in parties
         }
 
-    def _finish(self, outcome: Outcome) -> dict[str, bytes]:
+    def _finish(self, outcome: SessionOutcome) -> dict[str, bytes]:
         self._last, self._outcome, self._step = self._step or self._last, outcome, None
         self._answers, self._sealed, self._revealed = {}, {}, {}
-        if outcome is not Outcome.DONE:
+        if outcome is not SessionOutcome.DONE:
             self._sum = None
         return {}

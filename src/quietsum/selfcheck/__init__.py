@@ -18,11 +18,15 @@ if TYPE_CHECKING:
         Floats as Floats,
         Law as Law,
         OnAGrid as OnAGrid,
-        Outcome as Outcome,
         StepUnderTest as StepUnderTest,
+        TrainerOutput as TrainerOutput,
         Twin as Twin,
     )
-    from quietsum.selfcheck.report import CheckReport as CheckReport, CheckVerdict as CheckVerdict, Finding as Finding
+    from quietsum.selfcheck.report import (
+        CheckFinding as CheckFinding,
+        CheckReport as CheckReport,
+        CheckVerdict as CheckVerdict,
+    )
     from quietsum.selfcheck.statistics import (
         binomial_p as binomial_p,
         kolmogorov_p as kolmogorov_p,

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from quietsum.mechanisms import RandomSource
 from quietsum.privacy import PrivacyEvent
 
-__all__ = ["Batch", "Floats", "Law", "OnAGrid", "Outcome", "StepUnderTest", "Twin"]
+__all__ = ["Batch", "Floats", "Law", "OnAGrid", "StepUnderTest", "TrainerOutput", "Twin"]
 
 Floats: TypeAlias = NDArray[np.float64]
 Batch: TypeAlias = tuple[NDArray[Any], ...]
@@ -46,7 +46,7 @@ class Law(enum.StrEnum):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class TrainerOutput:
     """What became of some batches: all that the trainer let out.
 
     ``releases`` holds one noisy sum for each step that was made, ``charged`` the steps in the books so far (before this
@@ -164,7 +164,7 @@ class StepUnderTest(Protocol):
         """The indices of one drawn batch."""
         ...
 
-    def run(self, batches: Sequence[Batch]) -> Outcome:
+    def run(self, batches: Sequence[Batch]) -> TrainerOutput:
         """Train on exactly these batches, one step each; empty ones are steps too."""
         ...
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-__all__ = ["CheckReport", "CheckVerdict", "Finding"]
+__all__ = ["CheckFinding", "CheckReport", "CheckVerdict"]
 
 
 class CheckVerdict(enum.StrEnum):
@@ -24,7 +24,7 @@ class CheckVerdict(enum.StrEnum):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class CheckFinding:
     """The result of one test.
 
     ``statistic`` is what was measured and ``threshold`` where it would fail. ``p_value`` is how often a correct step
@@ -68,7 +68,7 @@ class CheckReport:
 
     step: str
     claim: Mapping[str, float]
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckFinding, ...]
     seconds: float
 
     @property
@@ -77,7 +77,7 @@ class CheckReport:
         return not self.failures
 
     @property
-    def failures(self) -> tuple[Finding, ...]:
+    def failures(self) -> tuple[CheckFinding, ...]:
         """The findings that contradict the claim."""
         return tuple(finding for finding in self.findings if finding.failed)
 

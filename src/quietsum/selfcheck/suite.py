@@ -12,16 +12,16 @@ import numpy as np
 
 from quietsum.errors import InvalidParameter
 from quietsum.mechanisms import RandomSource, system_randomness
-from quietsum.selfcheck.probes.attack import attack
+from quietsum.selfcheck.probes.attack import measure_attack
 from quietsum.selfcheck.probes.claims import check_accounting, public_constants
 from quietsum.selfcheck.probes.draws import find_population, sampling
 from quietsum.selfcheck.probes.hostile import hostile_rows
 from quietsum.selfcheck.probes.noise import noise_law
-from quietsum.selfcheck.probes.outputs import outputs
+from quietsum.selfcheck.probes.outputs import compare_outputs
 from quietsum.selfcheck.probes.replay import WorstPair, equivalence, sensitivity, superposition
 from quietsum.selfcheck.probes.restart import fresh_after_restart
 from quietsum.selfcheck.protocol import StepUnderTest
-from quietsum.selfcheck.report import CheckReport, CheckVerdict, Finding
+from quietsum.selfcheck.report import CheckFinding, CheckReport, CheckVerdict
 from quietsum.validate import open_probability, positive, whole_number
 
 __all__ = ["TESTS", "one_step", "run_selfcheck"]
@@ -69,12 +69,12 @@ def run_selfcheck(
         first["before"] = [np.asarray(step.noise(), dtype=np.float64) for _ in range(16)]
         first["drawn"] = [np.asarray(step.sample(population)) for _ in range(16)]
 
-    def run_attack() -> Finding:
+    def run_attack() -> CheckFinding:
         if not worst:
             _replay(step, rng, 60, worst)
-        return attack(step, worst[0], releases=1500, seconds=seconds)
+        return measure_attack(step, worst[0], releases=1500, seconds=seconds)
 
-    def restart() -> Finding:
+    def restart() -> CheckFinding:
         return fresh_after_restart(step, rng, population=population, **first)
 
     with contextlib.suppress(Exception):  # the tests will say what is wrong
@@ -93,7 +93,7 @@ def run_selfcheck(
             "T8": lambda: check_accounting(step),
             "T9": lambda: equivalence(step, rng, tries=4),
             "T10": restart,
-            "T11": lambda: outputs(step, rng),
+            "T11": lambda: compare_outputs(step, rng),
         },
         only,
     )
@@ -122,7 +122,7 @@ def one_step(step: StepUnderTest, *, rng: RandomSource | None = None) -> CheckRe
     )
 
 
-def _replay(step: StepUnderTest, rng: RandomSource, tries: int, worst: list[WorstPair]) -> Finding:
+def _replay(step: StepUnderTest, rng: RandomSource, tries: int, worst: list[WorstPair]) -> CheckFinding:
     finding, pair = sensitivity(step, rng, tries=tries)
     worst.append(pair)
     return finding
@@ -138,14 +138,14 @@ def _claim(step: StepUnderTest) -> dict[str, float]:
 
 
 def _report(
-    name: str, claim: dict[str, float], tests: Mapping[str, Callable[[], Finding]], only: Collection[str]
+    name: str, claim: dict[str, float], tests: Mapping[str, Callable[[], CheckFinding]], only: Collection[str]
 ) -> CheckReport:
     start = time.perf_counter()
     found = tuple(_ran(test, run) for test, run in tests.items() if test in only)
     return CheckReport(step=name, claim=claim, findings=found, seconds=time.perf_counter() - start)
 
 
-def _ran(test: str, run: Callable[[], Finding]) -> Finding:
+def _ran(test: str, run: Callable[[], CheckFinding]) -> CheckFinding:
     """One test's finding. A step that raises on made-up rows is no step to train with."""
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -153,4 +153,4 @@ def _ran(test: str, run: Callable[[], Finding]) -> Finding:
     except Exception as error:  # whatever a model or an engine raises
         text = " ".join(str(error).split())[:200]
         lesson = f"The step raised {type(error).__name__} ({text}). A step answers every batch, an empty one too."
-        return Finding(test=test, name=TESTS[test], verdict=CheckVerdict.FAIL, lesson=lesson, statistic=np.inf)
+        return CheckFinding(test=test, name=TESTS[test], verdict=CheckVerdict.FAIL, lesson=lesson, statistic=np.inf)

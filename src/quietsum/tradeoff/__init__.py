@@ -25,8 +25,8 @@ if TYPE_CHECKING:
         Job as Job,
         epsilons_in as epsilons_in,
         jobs_for as jobs_for,
-        plan_of as plan_of,
         run_here as run_here,
+        schedule_run as schedule_run,
     )
     from quietsum.tradeoff.workers import run_in_processes as run_in_processes
 else:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from quietsum.learning import TrainingSchedule
     from quietsum.tasks import Settings, TorchTask
 
-__all__ = ["Job", "epsilons_in", "jobs_for", "outcome_of", "plan_of", "run_here", "several_splits"]
+__all__ = ["Job", "epsilons_in", "jobs_for", "outcome_of", "run_here", "schedule_run", "several_splits"]
 
 _MOST_SEEDS = 1000
 
@@ -100,11 +100,11 @@ def jobs_for(
     for job in jobs[:count]:
         job.make()  # a split that does not exist is heard of now
     for epsilon in sorted(wanted):
-        plan_of(work, epsilon=epsilon, delta=delta, epochs=epochs)
+        schedule_run(work, epsilon=epsilon, delta=delta, epochs=epochs)
     return jobs
 
 
-def plan_of(
+def schedule_run(
     task: TorchTask,
     *,
     epsilon: float,

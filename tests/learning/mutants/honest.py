@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.privacy import Gaussian, Laplace, PoissonSampled, PrivacyEvent
 from quietsum.sampling import Poisson
-from quietsum.selfcheck import Batch, Floats, Law, Outcome
+from quietsum.selfcheck import Batch, Floats, Law, TrainerOutput
 
 __all__ = ["Trainer", "clip", "clip_to", "gradients", "laplace_noise", "lengths", "normal_noise", "tensors"]
 
@@ -134,14 +134,14 @@ class Trainer:
         """One draw."""
         return self.drawn(self, population)
 
-    def run(self, batches: Sequence[Batch]) -> Outcome:
+    def run(self, batches: Sequence[Batch]) -> TrainerOutput:
         """A step for each batch."""
         made = [batch for batch in batches if len(batch[0]) or not self.skips_empty]
         self.charged += len(made)
         said: dict[str, float] = {}
         for batch in made:
             said.update(self.said(self, batch))
-        return Outcome(releases=tuple(self.release(batch) for batch in made), charged=self.charged, said=said)
+        return TrainerOutput(releases=tuple(self.release(batch) for batch in made), charged=self.charged, said=said)
 
     def restart(self) -> Trainer:
         """As after a restart: what is not saved is made anew."""

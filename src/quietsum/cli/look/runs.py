@@ -348,7 +348,7 @@ def _print_runs(found: Sequence[dict[str, Any]]) -> None:
     from rich.table import Table
 
     from quietsum.cli.shared.output import figure, line_width, print_rows
-    from quietsum.runs import NO_GUARANTEE
+    from quietsum.plan import NO_GUARANTEE
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("run", "outcome", "rounds", "guarantee", "measured"):

@@ -13,7 +13,7 @@ from quietsum.cli.shared.output import WIDTH, console, print_json, print_next
 from quietsum.errors import InvalidParameter, printable
 
 if TYPE_CHECKING:
-    from quietsum.runs import Cell, Matrix
+    from quietsum.runs import Cell, DrillMatrix
 
 __all__ = ["drill"]
 
@@ -166,7 +166,7 @@ class _Progress:
         print(textwrap.shorten(f"{cell.rule}, {against}: {told}", WIDTH, placeholder=" …"), flush=True)
 
 
-def _print(matrix: Matrix) -> None:
+def _print(matrix: DrillMatrix) -> None:
     """The summary, the matrix in as many parts as 80 columns need, and what it does not say."""
     from rich.table import Table
 
@@ -226,7 +226,7 @@ def _print(matrix: Matrix) -> None:
         print(f"\n{textwrap.fill(text, WIDTH)}")
 
 
-def _print_triggers(matrix: Matrix) -> None:
+def _print_triggers(matrix: DrillMatrix) -> None:
     """How often a backdoor's trigger won, where that was counted."""
     for attack in matrix.attacks:
         wins = {rule: matrix.cell(rule, attack).mean("success") for rule in matrix.rules}

@@ -24,7 +24,7 @@ __all__ = ["print_end", "print_interruption", "print_introduction"]
 def print_introduction(resolved: ResolvedPlan, title: str, answer: Rehearsal) -> None:
     """Print whose data, how many rounds, the budget, its noise and the lifetimes, before anything is charged."""
     from quietsum.cli.shared.lifetimes import lifetime_sentences, ungated_sentences
-    from quietsum.runs import NO_GUARANTEE
+    from quietsum.plan import NO_GUARANTEE
 
     plan, limits = resolved.plan, resolved.limits
     count = len(resolved.parties)

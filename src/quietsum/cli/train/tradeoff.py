@@ -134,11 +134,11 @@ def _run(jobs: list[Job], workers: int, quiet: bool) -> list[Outcome]:
 
 def _costs(work: TorchTask, found: Tradeoff, delta: float | None, epochs: int | None, tried: int) -> list[SearchCost]:
     """For each ε, what trying so many settings on protected records would cost."""
-    from quietsum.tradeoff import plan_of, search_cost
+    from quietsum.tradeoff import schedule_run, search_cost
 
     costs = []
     for row in found.rows:
-        plan = plan_of(work, epsilon=row.epsilon, delta=delta, epochs=epochs)
+        plan = schedule_run(work, epsilon=row.epsilon, delta=delta, epochs=epochs)
         costs.append(search_cost([plan.event()], delta=plan.delta, trials=tried, neighbours=plan.neighbours))
     return costs
 
@@ -146,9 +146,9 @@ def _costs(work: TorchTask, found: Tradeoff, delta: float | None, epochs: int | 
 def _everything(work: TorchTask, found: Tradeoff, delta: float | None, epochs: int | None) -> Guarantee:
     """What all private runs of the table together would cost."""
     from quietsum.privacy import ExactAccountant, PrivacyUnit
-    from quietsum.tradeoff import plan_of
+    from quietsum.tradeoff import schedule_run
 
-    plans = [plan_of(work, epsilon=row.epsilon, delta=delta, epochs=epochs) for row in found.rows]
+    plans = [schedule_run(work, epsilon=row.epsilon, delta=delta, epochs=epochs) for row in found.rows]
     accountant = ExactAccountant(neighbours=plans[0].neighbours, unit=PrivacyUnit.RECORD)
     for plan in plans:
         accountant.compose(plan.event(), len(found.seeds))

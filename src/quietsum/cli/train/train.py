@@ -164,7 +164,7 @@ def _go(
     same_rows: str = "",
 ) -> int:
     from quietsum.alerts import Alerts
-    from quietsum.learning import Canaries, PrivacyConfig, PrivateTrainer, fix_batch_norm, uncovered_norms
+    from quietsum.learning import Canaries, PrivacyConfig, PrivateTrainer, find_uncovered_norms, fix_batch_norm
     from quietsum.runs import new_name
 
     _check_ledger(place)
@@ -198,7 +198,7 @@ def _go(
         if chosen.get("audit") is not None:
             _print_canaries(chosen["audit"], work.size)
         print(f"run {run}" + (" goes on after its last checkpoint" if resume else ""))
-    if config.noise == "secure" and (told := uncovered_norms(model)):
+    if config.noise == "secure" and (told := find_uncovered_norms(model)):
         print(textwrap.fill(f"warning: {told}", text_width()), file=sys.stderr)
     records = work.records()
     if resume is None:
@@ -377,8 +377,8 @@ def _chance(untrained: Metrics, name: str) -> dict[str, float]:
 
 def _keep_scores(model: Path, scores: list[dict[str, Any]]) -> None:
     """Write the last scores beside the model that they are about, for its report."""
-    from quietsum.report import SCORES, hash_file
+    from quietsum.report import SCORES_FILE, hash_file
     from quietsum.runs import add_check
 
     values = add_check({"model": hash_file(model)[1], "scores": scores})
-    write_atomically(model.with_name(SCORES), json.dumps(values, indent=2, ensure_ascii=False).encode() + b"\n")
+    write_atomically(model.with_name(SCORES_FILE), json.dumps(values, indent=2, ensure_ascii=False).encode() + b"\n")

@@ -23,7 +23,7 @@ from scipy.special import gammaincinv, ndtri, stdtrit
 from quietsum.errors import InvalidParameter
 from quietsum.validate import probability, whole_number
 
-__all__ = ["FEWEST", "Outlier", "find_opposed", "outlying", "reach", "too_quiet"]
+__all__ = ["FEWEST", "Outlier", "find_opposed", "naming_distance", "outlying", "too_quiet"]
 
 FEWEST = 4
 """With fewer rows than this no party is named by comparison: of three, two may be the odd ones."""
@@ -84,7 +84,7 @@ def outlying(values: Vector, *, rate: float, most: int | None = None, heavy: boo
         rest, value = np.delete(some, place), float(some[place])
         size, centre = len(rest), float(rest.mean())
         fine = _FINEST * float(np.abs(some).max())
-        far = reach(size, rate, most, heavy=heavy) * max(float(rest.std(ddof=1)), fine)
+        far = naming_distance(size, rate, most, heavy=heavy) * max(float(rest.std(ddof=1)), fine)
         taken.append(left.pop(place))
         if abs(value - centre) > far:
             named, within = step + 1, (centre - far, centre + far)
@@ -95,10 +95,10 @@ def outlying(values: Vector, *, rate: float, most: int | None = None, heavy: boo
     ]
 
 
-def reach(size: int, rate: float, most: int = 2, *, heavy: bool = False) -> float:
+def naming_distance(size: int, rate: float, most: int = 2, *, heavy: bool = False) -> float:
     """How many deviations of ``size`` others a row must lie from their mean to be named by :func:`outlying`.
 
-    >>> round(reach(9, 0.05, most=1), 2), round(reach(3, 1e-5), 1)
+    >>> round(naming_distance(9, 0.05, most=1), 2), round(naming_distance(3, 1e-5), 1)
     (4.04, 1032.8)
     """
     chance = probability("rate", rate) / (2 * min(most, 2) * (size + 1))

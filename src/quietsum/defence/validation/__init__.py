@@ -18,13 +18,12 @@ from quietsum.defence.validation.files import read_table
 from quietsum.defence.validation.labels import look_at_labels
 from quietsum.defence.validation.plans import schema_of_plan
 from quietsum.defence.validation.result import Problem, Result
-from quietsum.defence.validation.schema import Cleaning, Column, FileFormat, Label, Outliers, RowRules, Schema
+from quietsum.defence.validation.schema import Cleaning, FileFormat, Label, Outliers, RowRules, Schema, SchemaColumn
 from quietsum.defence.validation.schema_file import load_schema, parse_schema
 from quietsum.defence.validation.tables import Table, from_arrays
 
 __all__ = [
     "Cleaning",
-    "Column",
     "FileFormat",
     "Label",
     "Outliers",
@@ -32,6 +31,7 @@ __all__ = [
     "Result",
     "RowRules",
     "Schema",
+    "SchemaColumn",
     "Table",
     "clean",
     "first_schema",

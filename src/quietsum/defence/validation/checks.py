@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from quietsum.defence.validation.cleaning import clean
 from quietsum.defence.validation.result import ERROR, MOST_SHOWN, WARNING, Problem, Result
-from quietsum.defence.validation.schema import LARGEST_WHOLE, Column, Label, Schema
-from quietsum.defence.validation.tables import Cells, Floats, Mask, Table, from_arrays
+from quietsum.defence.validation.schema import LARGEST_WHOLE, Label, Schema, SchemaColumn
+from quietsum.defence.validation.tables import ColumnCells, Floats, Mask, Table, from_arrays
 from quietsum.defence.validation.tasks import arrays_of
 from quietsum.errors import DataUnfit, InvalidParameter
 
-__all__ = ["ROW_BY_ROW", "fitting", "robust_z", "share_beyond", "table_of", "validate"]
+__all__ = ["ROW_BY_ROW", "as_table", "fitting", "robust_z", "share_beyond", "validate"]
 
 _FEWEST = 30
 """With fewer values a median of deviations says little, and no outliers are reported."""
@@ -44,12 +44,12 @@ def validate(rows: Any, schema: Schema | None = None) -> Result:
     Guarantees: nothing is raised for what rows hold. The result is for the site's operator; what leaves a site because
     of it would have to be charged.
 
-    >>> from quietsum.defence.validation import Column
-    >>> found = validate({"age": np.array([34.0, 700.0])}, Schema(columns=(Column(name="age", min=0, max=120),)))
+    >>> from quietsum.defence.validation import SchemaColumn
+    >>> found = validate({"age": np.array([34.0, 700.0])}, Schema(columns=(SchemaColumn(name="age", min=0, max=120),)))
     >>> found.ok, [(one.check, one.column, one.lines) for one in found.problems]
     (False, [('range', 'age', (1,))])
     """
-    table, schema = table_of(rows, schema)
+    table, schema = as_table(rows, schema)
     read = len(table)
     if schema.cleaning:
         table = clean(table, schema)
@@ -71,7 +71,7 @@ def validate(rows: Any, schema: Schema | None = None) -> Result:
     return Result(problems=tuple(problems), counts=counts, unit=table.unit)
 
 
-def table_of(rows: Any, schema: Schema | None) -> tuple[Table, Schema]:
+def as_table(rows: Any, schema: Schema | None) -> tuple[Table, Schema]:
     """A table as :func:`validate` takes it, with the schema that it is held to."""
     if isinstance(rows, Table):
         if schema is None:
@@ -96,11 +96,11 @@ def fitting(rows: Any, schema: Schema) -> Mask:
     Guarantees: whether a row fits depends on that row and the schema alone, so leaving out the others costs nothing.
     What compares rows (duplicates, keys, shares, outliers by a robust z) is not looked at.
 
-    >>> from quietsum.defence.validation import Column
-    >>> fitting({"age": np.array([34.0, 700.0])}, Schema(columns=(Column(name="age", min=0, max=120),))).tolist()
+    >>> from quietsum.defence.validation import SchemaColumn
+    >>> fitting({"age": np.array([34.0, 700.0])}, Schema(columns=(SchemaColumn(name="age", min=0, max=120),))).tolist()
     [True, False]
     """
-    table, schema = table_of(rows, schema)
+    table, schema = as_table(rows, schema)
     found = np.ones(len(table), dtype=bool)
     for column in schema.columns:
         cells = table.cells.get(column.name)
@@ -127,7 +127,7 @@ def fitting(rows: Any, schema: Schema) -> Mask:
 # -------------------------------------------------------------------------------------------------------- a column
 
 
-def _problem(table: Table, cells: Cells | None, where: Mask, column: Column | None, **what: Any) -> Problem:
+def _problem(table: Table, cells: ColumnCells | None, where: Mask, column: SchemaColumn | None, **what: Any) -> Problem:
     places = np.flatnonzero(where)
     few = places[:MOST_SHOWN]
     examples: tuple[str, ...] = ()
@@ -142,7 +142,7 @@ def _problem(table: Table, cells: Cells | None, where: Mask, column: Column | No
     )
 
 
-def _of_column(table: Table, column: Column, cells: Cells, schema: Schema) -> Iterator[Problem]:
+def _of_column(table: Table, column: SchemaColumn, cells: ColumnCells, schema: Schema) -> Iterator[Problem]:
     if cells.wrong.any():
         yield _problem(table, cells, cells.wrong, column, check="type", message=f"is no {_NOUNS[column.type]}",
                        remedy=_hint(column, cells, schema))  # fmt: skip
@@ -156,7 +156,7 @@ def _of_column(table: Table, column: Column, cells: Cells, schema: Schema) -> It
         yield from _of_allowed(table, column, cells)
 
 
-def _hint(column: Column, cells: Cells, schema: Schema) -> str:
+def _hint(column: SchemaColumn, cells: ColumnCells, schema: Schema) -> str:
     """What the cells that are of no type may be, judged by their shape."""
     texts = [text.strip() for text in cells.raw.values()]
     if not texts:
@@ -174,7 +174,7 @@ def _plain(text: str) -> bool:
     return bool(text) and text.isascii() and text.lstrip("+-").replace(".", "", 1).isdecimal()
 
 
-def _of_numbers(table: Table, column: Column, cells: Cells, numbers: Floats) -> Iterator[Problem]:
+def _of_numbers(table: Table, column: SchemaColumn, cells: ColumnCells, numbers: Floats) -> Iterator[Problem]:
     infinite = np.isinf(numbers)
     if infinite.any():
         yield _problem(table, cells, infinite, column, check="finite", message="is infinite, or beyond 1.8e308",
@@ -196,7 +196,7 @@ def _of_numbers(table: Table, column: Column, cells: Cells, numbers: Floats) -> 
                        remedy="correct the cells, or the bounds in the schema if they are wrong")  # fmt: skip
 
 
-def _range(column: Column) -> str:
+def _range(column: SchemaColumn) -> str:
     low, high = (
         "…" if one is None else f"{one:g}" if isinstance(one, int | float) else str(one)
         for one in (column.min, column.max)
@@ -206,7 +206,7 @@ def _range(column: Column) -> str:
     return f"below {low}" if high == "…" else f"above {high}"
 
 
-def _of_allowed(table: Table, column: Column, cells: Cells) -> Iterator[Problem]:
+def _of_allowed(table: Table, column: SchemaColumn, cells: ColumnCells) -> Iterator[Problem]:
     there = ~cells.missing & ~cells.wrong
     inside, nearly = _among(cells, column.allowed)
     other = there & ~inside
@@ -215,7 +215,7 @@ def _of_allowed(table: Table, column: Column, cells: Cells) -> Iterator[Problem]
                        remedy=_near(int((other & nearly).sum())))  # fmt: skip
 
 
-def _among(cells: Cells, values: tuple[Any, ...]) -> tuple[Mask, Mask]:
+def _among(cells: ColumnCells, values: tuple[Any, ...]) -> tuple[Mask, Mask]:
     """Which cells are one of ``values``, and which are but for spaces and letter case."""
     if cells.numbers is not None:
         inside = np.isin(cells.numbers, [float(one) for one in values])
@@ -286,7 +286,7 @@ def _of_label(table: Table, label: Label, counts: dict[str, Any]) -> Iterator[Pr
     there = ~cells.missing & ~cells.wrong
     inside, nearly = _among(cells, label.classes)
     other = there & ~inside
-    column = Column(name=label.column, type="text" if cells.texts is not None else "number")
+    column = SchemaColumn(name=label.column, type="text" if cells.texts is not None else "number")
     if other.any():
         yield _problem(table, cells, other, column, check="label", message="is none of the declared classes",
                        remedy=_near(int((other & nearly).sum())))  # fmt: skip
@@ -377,7 +377,7 @@ def _outliers(table: Table, schema: Schema, counts: dict[str, Any]) -> Iterator[
         counts["outliers_not_judged"] = skipped
 
 
-def _far(numbers: Floats, there: Mask, column: Column, threshold: float) -> tuple[Mask | None, float | None]:
+def _far(numbers: Floats, there: Mask, column: SchemaColumn, threshold: float) -> tuple[Mask | None, float | None]:
     """Which values are unusual, and which share would be by chance; None where that cannot be said."""
     far = np.zeros(len(numbers), dtype=bool)
     if column.usual is not None:

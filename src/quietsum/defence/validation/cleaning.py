@@ -5,9 +5,9 @@ dataset that differs in one record differs in at most that record after cleaning
 accounted. How many rows a rule concerned is a count of protected rows: it is reported to the site's operator alone.
 
 >>> import numpy as np
->>> from quietsum.defence.validation import Cleaning, Column, Schema, clean, from_arrays
+>>> from quietsum.defence.validation import Cleaning, SchemaColumn, Schema, clean, from_arrays
 >>> rule = Cleaning(column="age", when="outside", do="clamp", bounds=(0, 120))
->>> schema = Schema(columns=(Column(name="age"),), cleaning=(rule,))
+>>> schema = Schema(columns=(SchemaColumn(name="age"),), cleaning=(rule,))
 >>> table, _ = from_arrays({"age": np.array([34.0, 700.0])}, schema)
 >>> clean(table, schema).matrix(["age"]).ravel().tolist()
 [34.0, 120.0]
@@ -20,7 +20,7 @@ import dataclasses
 import numpy as np
 
 from quietsum.defence.validation.schema import Cleaning, Schema
-from quietsum.defence.validation.tables import Cells, Mask, Table
+from quietsum.defence.validation.tables import ColumnCells, Mask, Table
 
 __all__ = ["clean"]
 
@@ -47,7 +47,7 @@ def clean(table: Table, schema: Schema) -> Table:
     )
 
 
-def _find_rows(cells: Cells, rule: Cleaning) -> Mask:
+def _find_rows(cells: ColumnCells, rule: Cleaning) -> Mask:
     """The rows that the rule is about."""
     if rule.when == "missing":
         return cells.missing
@@ -60,7 +60,7 @@ def _find_rows(cells: Cells, rule: Cleaning) -> Mask:
     return found
 
 
-def _mend(cells: Cells, rule: Cleaning, met: Mask) -> Cells:
+def _mend(cells: ColumnCells, rule: Cleaning, met: Mask) -> ColumnCells:
     if cells.texts is not None:
         texts = cells.texts.copy()
         texts[met] = str(rule.constant)

@@ -22,14 +22,14 @@ import numpy as np
 
 from quietsum.defence.validation.files import (
     DELIMITERS,
-    Lines,
+    TextLines,
     arrays_in,
-    check_file,
+    check_readable,
     open_text,
     read_table,
     records_in,
 )
-from quietsum.defence.validation.schema import LARGEST_WHOLE, MISSING, Column, FileFormat, Schema
+from quietsum.defence.validation.schema import LARGEST_WHOLE, MISSING, FileFormat, Schema, SchemaColumn
 from quietsum.defence.validation.schema_file import parse_schema
 from quietsum.defence.validation.tables import in_columns
 from quietsum.errors import InvalidParameter
@@ -72,7 +72,7 @@ class _Seen:
 def first_schema(path: str | Path, *, label: str = "") -> str:
     """A draft of ``data.toml`` for the table at ``path``, as a text. ``label`` names the column that is learned."""
     place = Path(path)
-    check_file(place)
+    check_readable(place)
     arrays = arrays_in(place)
     if arrays is None:
         style, columns, rows = _of_text(place)
@@ -95,10 +95,10 @@ def first_schema(path: str | Path, *, label: str = "") -> str:
 def _of_text(path: Path) -> tuple[_Style, list[_Seen], int]:
     encoding = _encoding(path)
     with open_text(path, encoding) as file:
-        first = "".join(itertools.islice(Lines(file), 50))
+        first = "".join(itertools.islice(TextLines(file), 50))
     delimiter = _delimiter(first)
     with open_text(path, encoding) as file:
-        records = [record for _, record in itertools.islice(_nonempty(Lines(file), delimiter), ROWS_LOOKED_AT + 1)]
+        records = [record for _, record in itertools.islice(_nonempty(TextLines(file), delimiter), ROWS_LOOKED_AT + 1)]
     if not records:
         raise InvalidParameter("table", str(path), "is empty", "name a table with a header and rows")
     header = _is_header(records[0])
@@ -116,7 +116,7 @@ def _of_text(path: Path) -> tuple[_Style, list[_Seen], int]:
 
 def _refine(path: Path, style: _Style, columns: list[_Seen]) -> tuple[_Style, list[_Seen], int]:
     """The same columns with the bounds and values of all rows, where the first ones have shown their types."""
-    stated = tuple(Column(name=one.name, type=one.type, format=one.format, missing=1.0) for one in columns)
+    stated = tuple(SchemaColumn(name=one.name, type=one.type, format=one.format, missing=1.0) for one in columns)
     form = FileFormat(**dataclasses.asdict(style), other_columns="ignore")
     table = read_table(path, Schema(columns=stated, file=form))
     found = []
@@ -148,7 +148,7 @@ def _refine(path: Path, style: _Style, columns: list[_Seen]) -> tuple[_Style, li
     return style, found, len(table)
 
 
-def _nonempty(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _nonempty(lines: TextLines, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     return ((line, record) for line, record in records_in(lines, delimiter, []) if record)
 
 
@@ -158,7 +158,7 @@ def _encoding(path: Path) -> str:
     if start in (b"\xff\xfe", b"\xfe\xff"):
         return "utf-16"
     with open_text(path, "utf-8") as text:
-        lines = Lines(text)
+        lines = TextLines(text)
         for _ in itertools.islice(lines, ROWS_LOOKED_AT):
             pass
     return "cp1252" if lines.not_text else "utf-8"

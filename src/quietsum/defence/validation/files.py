@@ -20,20 +20,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.defence.validation.result import MOST_SHOWN, WARNING, Problem
-from quietsum.defence.validation.schema import Column, FileFormat, Schema
+from quietsum.defence.validation.schema import FileFormat, Schema, SchemaColumn
 from quietsum.defence.validation.tables import (
-    Cells,
+    ColumnCells,
     Table,
     cells_of_texts,
     from_arrays,
     join_cells,
-    shorten,
+    quote_cell,
     to_array,
     unknown_columns,
 )
 from quietsum.errors import InvalidParameter, QuietsumError, may_pass
 
-__all__ = ["DELIMITERS", "Lines", "arrays_in", "check_file", "open_text", "read_table", "records_in"]
+__all__ = ["DELIMITERS", "TextLines", "arrays_in", "check_readable", "open_text", "read_table", "records_in"]
 
 DELIMITERS = (",", ";", "\t", "|")
 _AT_ONCE = 16_384
@@ -44,7 +44,7 @@ _LONG = 1000
 def read_table(path: str | os.PathLike[str], schema: Schema) -> Table:
     """The table in the file at ``path``, as ``schema`` describes it: .npz, .parquet, anything else is text."""
     place = Path(path)
-    check_file(place)
+    check_readable(place)
     arrays = arrays_in(place)
     return _csv(place, schema) if arrays is None else from_arrays(arrays, schema)[0]
 
@@ -59,7 +59,7 @@ def arrays_in(path: Path) -> dict[str, NDArray[Any]] | None:
     return None
 
 
-def check_file(path: Path) -> None:
+def check_readable(path: Path) -> None:
     """Raise where ``path`` is no file that could be read to its end."""
     try:
         kind = path.stat().st_mode
@@ -76,7 +76,7 @@ def check_file(path: Path) -> None:
 
 
 @final
-class Lines:
+class TextLines:
     """The lines of a text file, noting those with bytes that are no text and those with NUL."""
 
     def __init__(self, file: TextIO) -> None:
@@ -117,7 +117,7 @@ def open_text(path: Path, encoding: str) -> TextIO:
         raise InvalidParameter("table", str(path), f"cannot be read ({error.strerror})", "check it") from None
 
 
-def records_in(lines: Lines, delimiter: str, long: list[int]) -> Iterator[tuple[int, list[str]]]:
+def records_in(lines: TextLines, delimiter: str, long: list[int]) -> Iterator[tuple[int, list[str]]]:
     """Each record of a text file with its first line; a cell that is too long adds its line to ``long``."""
     reader = csv.reader(lines, delimiter=delimiter)
     while True:
@@ -140,7 +140,7 @@ def records_in(lines: Lines, delimiter: str, long: list[int]) -> Iterator[tuple[
 def _csv(path: Path, schema: Schema) -> Table:
     style, flaws, long, ragged = schema.file, list[Problem](), list[int](), list[int]()
     with open_text(path, style.encoding) as file:
-        lines = Lines(file)
+        lines = TextLines(file)
         records = records_in(lines, style.delimiter, long)
         names = [column.name for column in schema.columns]
         if style.header:
@@ -163,13 +163,13 @@ def _csv(path: Path, schema: Schema) -> Table:
 class _Columns:
     """Records taken one by one, turned into columns a few thousand at a time."""
 
-    def __init__(self, columns: Mapping[str, Column], places: Mapping[str, int], style: FileFormat) -> None:
+    def __init__(self, columns: Mapping[str, SchemaColumn], places: Mapping[str, int], style: FileFormat) -> None:
         self._columns, self._places, self._style = columns, places, style
         self._records: list[list[str]] = []
         self._lines: list[int] = []
         self._hashes: list[int] = []
         self._done = 0
-        self._parts: dict[str, list[Cells]] = {name: [] for name in columns}
+        self._parts: dict[str, list[ColumnCells]] = {name: [] for name in columns}
         self._dates: dict[str, dict[str, float]] = {name: {} for name in columns}
 
     def add(self, line: int, record: list[str]) -> None:
@@ -189,7 +189,7 @@ class _Columns:
         self._done += len(self._records)
         self._records = []
 
-    def finish(self) -> tuple[dict[str, Cells], NDArray[np.int64], NDArray[np.int64]]:
+    def finish(self) -> tuple[dict[str, ColumnCells], NDArray[np.int64], NDArray[np.int64]]:
         """All columns, the rows' lines and their hashes."""
         if self._records or not self._done:
             self._turn()
@@ -226,7 +226,7 @@ def _places(header: list[str], schema: Schema, flaws: list[Problem]) -> dict[str
         flaws.append(Problem(
             check="header", message=f"{len(repeated)} names of columns stand in the header twice",
             remedy="give each column one name",
-            examples=tuple(shorten(plain[place]) for place in repeated[:MOST_SHOWN]),
+            examples=tuple(quote_cell(plain[place]) for place in repeated[:MOST_SHOWN]),
         ))  # fmt: skip
     if not places:
         flaws.append(Problem(check="header", message="the first line names no column of the schema",
@@ -250,7 +250,7 @@ def _toml(mark: str) -> str:
     return '"\\t"' if mark == "\t" else f'"{mark}"'
 
 
-def _flaws(lines: Lines, long: list[int], ragged: list[int], width: int) -> Iterator[Problem]:
+def _flaws(lines: TextLines, long: list[int], ragged: list[int], width: int) -> Iterator[Problem]:
     if lines.not_text:
         yield Problem(
             check="encoding", message="a line holds bytes that are no text in this encoding", count=len(lines.not_text),

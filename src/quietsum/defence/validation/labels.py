@@ -23,7 +23,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.defence.validation.checks import table_of
+from quietsum.defence.validation.checks import as_table
 from quietsum.defence.validation.result import WARNING, Problem
 from quietsum.defence.validation.schema import Schema
 from quietsum.defence.validation.tables import Floats, Table
@@ -136,7 +136,7 @@ def look_at_labels(rows: Any, schema: Schema | None = None) -> tuple[tuple[Probl
     ``rows`` are what :func:`~quietsum.defence.validation.validate` takes. Nothing is judged where no label has classes,
     or too few rows do.
     """
-    table, stated = table_of(rows, schema)
+    table, stated = as_table(rows, schema)
     label = stated.label
     if label is None or not label.classes or label.column not in table.cells:
         return (_not_judged("the schema declares no classes of a label"),), {}

@@ -6,7 +6,7 @@ holder, line by line, before that.
 
 from __future__ import annotations
 
-from quietsum.defence.validation.schema import Column, FileFormat, Label, RowRules, Schema
+from quietsum.defence.validation.schema import FileFormat, Label, RowRules, Schema, SchemaColumn
 from quietsum.tasks import TableOptions, TableTask
 
 __all__ = ["schema_of_plan"]
@@ -29,14 +29,14 @@ def schema_of_plan(task: TableTask) -> Schema:
         missing = 0.0 if column is label else 1.0
         if column.bounds is not None:
             low, high = column.bounds
-            columns.append(Column(name=column.name, type="number", min=low, max=high, missing=missing))
+            columns.append(SchemaColumn(name=column.name, type="number", min=low, max=high, missing=missing))
         else:
             allowed = () if column is label else column.categories
-            columns.append(Column(name=column.name, type="text", allowed=allowed, missing=missing))
+            columns.append(SchemaColumn(name=column.name, type="text", allowed=allowed, missing=missing))
     if options.site_column:
-        columns.append(Column(name=options.site_column, type="text", allowed=tuple(_sites(options))))
+        columns.append(SchemaColumn(name=options.site_column, type="text", allowed=tuple(_sites(options))))
     if options.person_column:
-        columns.append(Column(name=options.person_column, type="text"))
+        columns.append(SchemaColumn(name=options.person_column, type="text"))
     return Schema(
         columns=tuple(columns),
         file=FileFormat(

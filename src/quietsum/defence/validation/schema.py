@@ -21,7 +21,18 @@ from typing import Any, final
 from quietsum.errors import InvalidParameter
 from quietsum.validate import finite_number, positive, probability, whole_number
 
-__all__ = ["KINDS", "MISSING", "Cleaning", "Column", "FileFormat", "Label", "Outliers", "RowRules", "Schema", "day"]
+__all__ = [
+    "KINDS",
+    "MISSING",
+    "Cleaning",
+    "FileFormat",
+    "Label",
+    "Outliers",
+    "RowRules",
+    "Schema",
+    "SchemaColumn",
+    "day",
+]
 
 KINDS = ("number", "integer", "text", "date")
 ENCODINGS = ("utf-8", "latin-1", "cp1252", "utf-16")
@@ -48,7 +59,7 @@ def day(value: datetime.date) -> float:
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Column:
+class SchemaColumn:
     """One column. ``missing`` is the largest share of rows without a value; ``usual`` are bounds beyond which a value
     counts as an outlier, declared instead of computed."""
 
@@ -289,7 +300,7 @@ record stays would depend on the others, and nothing charges that (rule 7); say 
 class Schema:
     """All of it. ``reviewed``: the operator has read it, and put what he knows in place of what was read off rows."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[SchemaColumn, ...]
     reviewed: bool = True
     file: FileFormat = dataclasses.field(default_factory=FileFormat)
     rows: RowRules = dataclasses.field(default_factory=RowRules)
@@ -342,7 +353,7 @@ class Schema:
         if not text:
             finite_number(f"{where}.constant", rule.constant, "a public number")
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> SchemaColumn:
         """The column called ``name``."""
         return next(column for column in self.columns if column.name == name)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from quietsum.defence.validation import schema as values
-from quietsum.plan import Table, keys_of, parse_toml, read_toml, value_of
+from quietsum.plan import TomlTable, keys_of, parse_toml, read_toml, value_of
 
 __all__ = ["SchemaTable", "load_schema", "parse_schema", "schema_keys"]
 
@@ -18,10 +18,10 @@ _NEW = "write a fresh one with: quietsum data new TABLE data.toml"
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class ColumnTable(Table):
+class ColumnTable(TomlTable):
     """One column."""
 
-    value = values.Column
+    value = values.SchemaColumn
     name: str = Field(min_length=1, description="The column's name in the table's header.")
     type: str = Field(default="number", description="number, integer, text or date.")
     min: int | float | datetime.datetime | datetime.date | None = Field(default=None, description="The smallest value.")
@@ -37,7 +37,7 @@ class ColumnTable(Table):
     )
 
 
-class FileTable(Table):
+class FileTable(TomlTable):
     """How a text file is written."""
 
     value = values.FileFormat
@@ -51,7 +51,7 @@ class FileTable(Table):
     )
 
 
-class RowsTable(Table):
+class RowsTable(TomlTable):
     """The table's rows."""
 
     value = values.RowRules
@@ -61,7 +61,7 @@ class RowsTable(Table):
     keys: list[str | list[str]] = Field(default=[], description="Columns, or lists of columns, that name a row once.")
 
 
-class LabelTable(Table):
+class LabelTable(TomlTable):
     """What is learned."""
 
     value = values.Label
@@ -80,7 +80,7 @@ class LabelTable(Table):
     )
 
 
-class OutliersTable(Table):
+class OutliersTable(TomlTable):
     """What counts as unusual."""
 
     value = values.Outliers
@@ -92,7 +92,7 @@ class OutliersTable(Table):
     )
 
 
-class CleaningTable(Table):
+class CleaningTable(TomlTable):
     """A rule that looks at one row."""
 
     value = values.Cleaning
@@ -103,7 +103,7 @@ class CleaningTable(Table):
     constant: int | float | str | None = Field(default=None, description="What is filled in, public.")
 
 
-class SchemaTable(Table):
+class SchemaTable(TomlTable):
     """A site's table."""
 
     value = values.Schema

@@ -1,6 +1,6 @@
 """A table in memory: columns as numbers or texts, each row with its line number, and what could not be read.
 
-Every input (cells of a text file, arrays, the rows of a task) becomes :class:`Cells` of the type that the schema
+Every input (cells of a text file, arrays, the rows of a task) becomes :class:`ColumnCells` of the type that the schema
 states. A cell that is not of its type is marked, not raised: one bad cell must not hide the next.
 """
 
@@ -17,18 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.defence.validation.result import MOST_SHOWN, Problem
-from quietsum.defence.validation.schema import LARGEST_WHOLE, Column, FileFormat, Label, RowRules, Schema, day
+from quietsum.defence.validation.schema import LARGEST_WHOLE, FileFormat, Label, RowRules, Schema, SchemaColumn, day
 from quietsum.errors import InvalidParameter, printable
 
 __all__ = [
-    "Cells",
+    "ColumnCells",
     "Table",
     "cells_of",
     "cells_of_texts",
     "from_arrays",
     "in_columns",
     "join_cells",
-    "shorten",
+    "quote_cell",
     "to_array",
 ]
 
@@ -41,7 +41,7 @@ MOST_CLASSES = 100
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Cells:
+class ColumnCells:
     """One column: ``numbers`` (NaN where there is none) or ``texts``; which are ``missing``, and which are ``wrong``.
 
     ``raw`` are the first wrong cells as they stand in the file, by line.
@@ -59,7 +59,7 @@ class Cells:
     def __repr__(self) -> str:  # rows are private
         return f"Cells({len(self)} rows)"
 
-    def select(self, kept: Mask) -> Cells:
+    def select(self, kept: Mask) -> ColumnCells:
         """The rows where ``kept`` holds."""
         return dataclasses.replace(
             self,
@@ -69,12 +69,12 @@ class Cells:
             wrong=self.wrong[kept],
         )
 
-    def show(self, place: int, line: int, column: Column | None = None) -> str:
+    def show(self, place: int, line: int, column: SchemaColumn | None = None) -> str:
         """The cell at ``place`` for a terminal."""
         if line in self.raw:
-            return shorten(self.raw[line])
+            return quote_cell(self.raw[line])
         if self.texts is not None:
-            return shorten(str(self.texts[place]))
+            return quote_cell(str(self.texts[place]))
         assert self.numbers is not None
         value = float(self.numbers[place])
         if column is not None and column.type == "date" and np.isfinite(value):
@@ -86,7 +86,7 @@ class Cells:
         return f"{value:.6g}"
 
 
-def shorten(text: str) -> str:
+def quote_cell(text: str) -> str:
     """A cell in one short line, without anything that a terminal would obey."""
     short = printable(text[:200].encode("utf-8", "replace").decode())
     return f'"{short if len(short) <= 24 else short[:23] + "…"}"'
@@ -101,7 +101,7 @@ class Table:
     the problems met while reading. Printing a table shows its size alone.
     """
 
-    cells: Mapping[str, Cells]
+    cells: Mapping[str, ColumnCells]
     lines: NDArray[np.int64]
     hashes: NDArray[np.int64]
     flaws: tuple[Problem, ...] = ()
@@ -137,19 +137,23 @@ class Table:
 
 
 def cells_of_texts(
-    texts: Sequence[str], column: Column, style: FileFormat, lines: Sequence[int], dates: dict[str, float] | None = None
-) -> Cells:
+    texts: Sequence[str],
+    column: SchemaColumn,
+    style: FileFormat,
+    lines: Sequence[int],
+    dates: dict[str, float] | None = None,
+) -> ColumnCells:
     """Cells of a text file as the type that ``column`` states. ``dates`` remembers what was parsed before."""
     missing_words = frozenset(style.missing)
     if column.type == "text":
         found = np.empty(len(texts), dtype=object)
         found[:] = texts
         gone = np.fromiter((text.strip() in missing_words for text in texts), dtype=bool, count=len(texts))
-        return Cells(texts=found, missing=gone, wrong=np.zeros(len(texts), dtype=bool))
+        return ColumnCells(texts=found, missing=gone, wrong=np.zeros(len(texts), dtype=bool))
     numbers = None if column.type == "date" else _quickly(texts, style)
     if numbers is not None:
         nothing = np.isnan(numbers)
-        return Cells(numbers=numbers, missing=nothing, wrong=np.zeros(len(texts), dtype=bool))
+        return ColumnCells(numbers=numbers, missing=nothing, wrong=np.zeros(len(texts), dtype=bool))
     parse = _dates(column.format, {} if dates is None else dates) if column.type == "date" else _number(style)
     numbers, missing = np.full(len(texts), np.nan), np.zeros(len(texts), dtype=bool)
     wrong, raw = np.zeros(len(texts), dtype=bool), dict[int, str]()
@@ -164,7 +168,7 @@ def cells_of_texts(
             if len(raw) < MOST_SHOWN:
                 raw[int(lines[place])] = text[:200]
     missing |= np.isnan(numbers) & ~wrong
-    return Cells(numbers=numbers, missing=missing, wrong=wrong, raw=raw)
+    return ColumnCells(numbers=numbers, missing=missing, wrong=wrong, raw=raw)
 
 
 def _quickly(texts: Sequence[str], style: FileFormat) -> Floats | None:
@@ -207,7 +211,7 @@ def _dates(form: str, known: dict[str, float]) -> Callable[[str], float]:
     return parse
 
 
-def join_cells(parts: Sequence[Cells]) -> Cells:
+def join_cells(parts: Sequence[ColumnCells]) -> ColumnCells:
     """Parts of one column, one after the other."""
     if len(parts) == 1:
         return parts[0]
@@ -216,7 +220,7 @@ def join_cells(parts: Sequence[Cells]) -> Cells:
         raw.update(list(part.raw.items())[: max(0, MOST_SHOWN - len(raw))])
     numbers = [part.numbers for part in parts if part.numbers is not None]
     texts = [part.texts for part in parts if part.texts is not None]
-    return Cells(
+    return ColumnCells(
         numbers=np.concatenate(numbers) if numbers else None,
         texts=np.concatenate(texts) if texts else None,
         missing=np.concatenate([part.missing for part in parts]),
@@ -225,7 +229,7 @@ def join_cells(parts: Sequence[Cells]) -> Cells:
     )
 
 
-def cells_of(values: Any, column: Column, style: FileFormat) -> Cells:
+def cells_of(values: Any, column: SchemaColumn, style: FileFormat) -> ColumnCells:
     """A column that is an array or a list of Python's own values, as the type that ``column`` states."""
     array = values if isinstance(values, np.ndarray) else to_array(values)
     lines = range(len(array))
@@ -242,16 +246,16 @@ def cells_of(values: Any, column: Column, style: FileFormat) -> Cells:
     return cells_of_texts(texts, column, style, lines)
 
 
-def _of_type(numbers: Floats, column: Column, kind: str) -> Cells:
+def _of_type(numbers: Floats, column: SchemaColumn, kind: str) -> ColumnCells:
     """Numbers for a column that states them; wrong as a whole for a column that states something else."""
     if (kind == "date") != (column.type == "date") or column.type == "text":
         blank = np.empty(len(numbers), dtype=object)
         blank[:] = ""
         every, none = np.ones(len(numbers), dtype=bool), np.zeros(len(numbers), dtype=bool)
         text = column.type == "text"
-        return Cells(numbers=None if text else np.full(len(numbers), np.nan), texts=blank if text else None,
+        return ColumnCells(numbers=None if text else np.full(len(numbers), np.nan), texts=blank if text else None,
                      missing=none, wrong=every)  # fmt: skip
-    return Cells(numbers=numbers, missing=np.isnan(numbers), wrong=np.zeros(len(numbers), dtype=bool))
+    return ColumnCells(numbers=numbers, missing=np.isnan(numbers), wrong=np.zeros(len(numbers), dtype=bool))
 
 
 def to_array(values: Iterable[Any]) -> NDArray[Any]:
@@ -370,7 +374,7 @@ def unknown_columns(places: Sequence[int], names: Sequence[str]) -> Problem:
     return Problem(
         check="columns", message=f"{what} not in the schema (number {numbers} from the left)",
         remedy='describe them, or say other_columns = "ignore" under [file]',
-        examples=tuple(shorten(name) for name in names[:MOST_SHOWN]),
+        examples=tuple(quote_cell(name) for name in names[:MOST_SHOWN]),
     )  # fmt: skip
 
 
@@ -379,7 +383,7 @@ def _default_schema(columns: Mapping[str, NDArray[Any]], label: str) -> Schema:
     found, classes = [], list[Any]()
     for name, array in columns.items():
         kind = "text" if array.dtype.kind in "USO" else "date" if array.dtype.kind == "M" else "number"
-        found.append(Column(name=name, type=kind))
+        found.append(SchemaColumn(name=name, type=kind))
     if label in columns and columns[label].dtype.kind in "biuf":
         values = np.unique(columns[label][np.isfinite(columns[label].astype(np.float64))])
         whole = (values == np.floor(values)).all()

@@ -28,7 +28,7 @@ from quietsum.learning import Field, MadeUp, Silent
 from quietsum.mechanisms import Mode, QuantileRule, RandomSource, system_randomness
 from quietsum.privacy import Gaussian, PrivacyEvent
 from quietsum.sampling import Everyone, Poisson, Sampling
-from quietsum.selfcheck import Batch, Floats, Law, Outcome
+from quietsum.selfcheck import Batch, Floats, Law, TrainerOutput
 from quietsum.validate import probability, whole_number
 
 __all__ = ["CheckedClients", "Made"]
@@ -167,10 +167,10 @@ class CheckedClients:
         """One cohort."""
         return self._sampling.draw(population, self._rng)
 
-    def run(self, batches: Sequence[Batch]) -> Outcome:
+    def run(self, batches: Sequence[Batch]) -> TrainerOutput:
         """One charge and one release for each cohort; an empty one is a step of noise."""
         self._charged += len(batches)
-        return Outcome(releases=tuple(self.release(batch) for batch in batches), charged=self._charged)
+        return TrainerOutput(releases=tuple(self.release(batch) for batch in batches), charged=self._charged)
 
     def restart(self) -> CheckedClients:
         """Another one from the same claim, with randomness of its own."""

@@ -21,7 +21,7 @@ from quietsum.learning import Field, MadeUp, Silent
 from quietsum.mechanisms import DistributedNoise, RandomSource, clip_rows, system_randomness
 from quietsum.privacy import PrivacyEvent, PrivacyUnit
 from quietsum.sampling import Everyone, Poisson, Sampling
-from quietsum.selfcheck import Batch, Floats, Law, Outcome
+from quietsum.selfcheck import Batch, Floats, Law, TrainerOutput
 from quietsum.validate import probability, whole_number
 
 __all__ = ["CheckedShares", "Share"]
@@ -114,10 +114,10 @@ class CheckedShares:
         """One draw of records, or every client."""
         return self._sampling.draw(population, self._rng)
 
-    def run(self, batches: Sequence[Batch]) -> Outcome:
+    def run(self, batches: Sequence[Batch]) -> TrainerOutput:
         """One charge and one opened sum for each batch."""
         self._charged += len(batches)
-        return Outcome(releases=tuple(self.release(batch) for batch in batches), charged=self._charged)
+        return TrainerOutput(releases=tuple(self.release(batch) for batch in batches), charged=self._charged)
 
     def restart(self) -> CheckedShares:
         """Another one from the same claim, with randomness of its own."""

@@ -33,14 +33,23 @@ from quietsum.federation.local import SimulatedLosses, too_late
 from quietsum.federation.messages import Federation, Lost, PartyRefusal, Reply, StepAnswer, StepQuestion, TrainRequest
 from quietsum.federation.workers.worker import Look, Ready, ShareJob, Worker, WorkerAnswer, end, serve_jobs
 from quietsum.mechanisms import RandomSource, system_randomness
-from quietsum.party import Contribution, Key, SecureSite, contribution_of, on_no_rows, release, sessions_of, terms_of
+from quietsum.party import (
+    AttemptKey,
+    Contribution,
+    SecureSite,
+    contribution_of,
+    on_no_rows,
+    release,
+    sessions_of,
+    terms_of,
+)
 from quietsum.secagg import Identity, Refused, SessionTerms, Step
 from quietsum.validate import positive, whole_number
 
 if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan
 
-__all__ = ["Enlist", "Keeper", "Keepers", "main"]
+__all__ = ["Enlist", "Keeper", "Keepers", "serve_as_keeper"]
 
 log = logging.getLogger(__name__)
 
@@ -324,8 +333,8 @@ class Keeper:
         )
         return StepAnswer(party=name, content=content)
 
-    def _contribution(self, name: str) -> Callable[[Key, Vector], Masked]:
-        def make(key: Key, params: Vector) -> Masked:
+    def _contribution(self, name: str) -> Callable[[AttemptKey, Vector], Masked]:
+        def make(key: AttemptKey, params: Vector) -> Masked:
             assert self._trainer is not None and self._terms is not None
             request = TrainRequest(run=key[0], round=key[1], attempt=key[2], params=params)
             found = self._trainer.share(request, name, length=self._terms.dimension)
@@ -437,12 +446,14 @@ class _Trainer:
             self._worker = None
 
 
-def main() -> None:
+def serve_as_keeper() -> None:
     """A keeper process: answer until the input ends."""
     serve_jobs(Keeper())
 
 
 if __name__ == "__main__":
-    from quietsum.federation.workers.keepers import main as serving  # messages name the classes of the module
+    from quietsum.federation.workers.keepers import (
+        serve_as_keeper as serving,  # messages name the classes of the module
+    )
 
     serving()

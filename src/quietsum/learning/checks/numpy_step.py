@@ -19,7 +19,7 @@ from quietsum.learning.descent import Differentiable, Examples, private_steps
 from quietsum.mechanisms import ClippedSum, Mode, RandomSource, Shape, dimensions, system_randomness
 from quietsum.privacy import PrivacyEvent
 from quietsum.sampling import Everyone, Poisson
-from quietsum.selfcheck import Batch, Floats, Law, Outcome
+from quietsum.selfcheck import Batch, Floats, Law, TrainerOutput
 from quietsum.validate import positive, probability, whole_number
 
 __all__ = ["CheckedDescent", "Field", "MadeUp", "Silent"]
@@ -197,10 +197,10 @@ class CheckedDescent:
         """One draw."""
         return self._sampling.draw(population, self._rng)
 
-    def run(self, batches: Sequence[Batch]) -> Outcome:
+    def run(self, batches: Sequence[Batch]) -> TrainerOutput:
         """One charge and one release for each batch."""
         self._charged += len(batches)
-        return Outcome(releases=tuple(self.release(batch) for batch in batches), charged=self._charged)
+        return TrainerOutput(releases=tuple(self.release(batch) for batch in batches), charged=self._charged)
 
     def restart(self) -> CheckedDescent:
         """Another one from the same settings, with randomness of its own."""

@@ -24,7 +24,7 @@ from quietsum.learning.engines.protocol import Engine
 from quietsum.learning.step import PrivateStep
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.privacy import Gaussian, Laplace, PoissonSampled, PrivacyEvent
-from quietsum.selfcheck import Batch, Floats, Law, Outcome
+from quietsum.selfcheck import Batch, Floats, Law, TrainerOutput
 from quietsum.validate import whole_number
 
 __all__ = ["CheckedStep", "CheckedTwin"]
@@ -173,7 +173,7 @@ class CheckedStep:
         """One draw."""
         return np.asarray(self._step.sample(population), dtype=np.int64)
 
-    def run(self, batches: Sequence[Batch]) -> Outcome:
+    def run(self, batches: Sequence[Batch]) -> TrainerOutput:
         """One charge and one release for each batch."""
         self._charged += len(batches)
         said: dict[str, float] = {}
@@ -181,7 +181,7 @@ class CheckedStep:
             for batch in batches:
                 said.update(self._said(self._tensors(batch)))
         releases = tuple(self.release(batch) for batch in batches)
-        return Outcome(releases=releases, charged=self._charged, said=said)
+        return TrainerOutput(releases=releases, charged=self._charged, said=said)
 
     def restart(self) -> CheckedStep:
         """Another one from the same settings; only the books go on."""

@@ -43,7 +43,7 @@ from quietsum.learning.clients.vectors import ModelLayout, Vector
 from quietsum.learning.clipping import Flat
 from quietsum.learning.engines.batch_mixing import SteadyEngine, keep_unchanged, refuse_mixing
 from quietsum.learning.engines.protocol import Batch, Engine, Loss, engine_for, losses_of, rows_of
-from quietsum.learning.noise.gradient_noise import TorchNoise, float_margin, more_noise, uncovered_norms
+from quietsum.learning.noise.gradient_noise import TorchNoise, find_uncovered_norms, float_margin, more_noise
 from quietsum.learning.rehearsal import rehearse_large, training
 from quietsum.learning.rows.people import bound_people
 from quietsum.learning.rows.records import Records
@@ -263,7 +263,7 @@ class LocalSteps:
             refuse_unsound(step, self._model)
             if orders.canaries:
                 self._check_canaries(made_up, orders, mechanism)
-        if mechanism.mode.value == "secure" and (told := uncovered_norms(self._model)):
+        if mechanism.mode.value == "secure" and (told := find_uncovered_norms(self._model)):
             log.warning("%s", told)
         noise = _noise(orders, mechanism, system_randomness())
         if told := more_noise(noise, tuple(p for p in self._model.parameters() if p.requires_grad)):

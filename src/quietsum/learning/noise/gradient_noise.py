@@ -48,10 +48,10 @@ __all__ = [
     "TorchNoise",
     "fast_laplace",
     "fast_normals",
+    "find_uncovered_norms",
     "float_margin",
     "more_noise",
     "refuse_coarse",
-    "uncovered_norms",
 ]
 
 LAWS = ("gaussian", "laplace")
@@ -318,7 +318,7 @@ def refuse_coarse(names: Sequence[str], parameters: Sequence[Tensor]) -> None:
             raise InvalidParameter("model", f"{name}: {parameter.dtype}", problem, "use float32; autocast is fine")
 
 
-def uncovered_norms(model: nn.Module) -> str:
+def find_uncovered_norms(model: nn.Module) -> str:
     """What secure noise does not cover in this model; empty where there is nothing to say.
 
     It covers the rounding of sums. A norm over nearly equal values magnifies rounding beyond that.

@@ -22,7 +22,7 @@ from quietsum.plan.text.reference import keys_of
 from quietsum.plan.values import Plan
 
 if TYPE_CHECKING:
-    from quietsum.plan.text.tables import Table
+    from quietsum.plan.text.tables import TomlTable
 
 __all__ = ["load_plan", "parse_toml", "plan_from_values", "read_plan", "read_toml", "to_toml", "value_of"]
 
@@ -160,16 +160,16 @@ def _quote(text: str) -> str:
     return text[:1].lower() + text[1:300]
 
 
-def _build(table: Table, path: str, problems: list[str]) -> Any:
+def _build(table: TomlTable, path: str, problems: list[str]) -> Any:
     """The frozen value that ``table`` mirrors; what the value itself refuses is added to ``problems``."""
-    from quietsum.plan.text.tables import Table
+    from quietsum.plan.text.tables import TomlTable
 
     fields, before = {}, len(problems)
     for name in type(table).model_fields:
         field = getattr(table, name)
-        if isinstance(field, Table):
+        if isinstance(field, TomlTable):
             field = _build(field, f"{path}{name}.", problems)
-        elif isinstance(field, list) and field and all(isinstance(item, Table) for item in field):
+        elif isinstance(field, list) and field and all(isinstance(item, TomlTable) for item in field):
             parts = enumerate(field)
             field = tuple(_build(item, f"{path}{name}[{index}].", problems) for index, item in parts)
         fields[name] = field
@@ -197,7 +197,7 @@ _BOUNDS = {
 }  # fmt: skip
 
 
-def _problem(error: Mapping[str, Any], table: type[Table]) -> str:
+def _problem(error: Mapping[str, Any], table: type[TomlTable]) -> str:
     """One of pydantic's errors in our words: the path, what is wrong, what instead."""
     parts = [part for part in error["loc"] if isinstance(part, int) or not _CHOICE.match(part)]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
@@ -264,7 +264,7 @@ _ELSEWHERE = {
 """What other systems and the source documents call a key."""
 
 
-def _nearest(path: str, kind: type[Table]) -> str:
+def _nearest(path: str, kind: type[TomlTable]) -> str:
     """Which key was meant: a neighbour in the same table first, then any key with that last name."""
     known = list(keys_of(kind))
     table, _, last = re.sub(r"\[\d+\]", "", path).rpartition(".")
@@ -288,5 +288,5 @@ def _nearest_choice(error: Mapping[str, Any], context: Mapping[str, Any]) -> str
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
-def _meaning(path: str, table: type[Table]) -> str:
+def _meaning(path: str, table: type[TomlTable]) -> str:
     return shorten(keys_of(table).get(re.sub(r"\[\d+\]", "", path), "see the reference"))

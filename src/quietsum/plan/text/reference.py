@@ -16,7 +16,7 @@ from quietsum.plan.values import Plan
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-    from quietsum.plan.text.tables import Table
+    from quietsum.plan.text.tables import TomlTable
 
 __all__ = ["json_schema", "keys", "keys_of", "page"]
 
@@ -33,7 +33,7 @@ def keys_of(kind: type[Any]) -> dict[str, str]:
     return {path: field.description or "" for path, field in _fields(table_of(kind), "")}
 
 
-def _fields(table: type[Table], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+def _fields(table: type[TomlTable], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
     from quietsum.plan.text.tables import inner_tables
 
     for name, field in table.model_fields.items():

@@ -23,35 +23,39 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from quietsum.keys import Bound, Declaration, declarations
 
-__all__ = ["Table", "inner_tables", "table_of"]
+__all__ = ["TomlTable", "inner_tables", "table_of"]
 
 
-class Table(BaseModel):
+class TomlTable(BaseModel):
     """What all tables have in common: no unknown keys, no conversions, no NaN or infinity."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
     value: ClassVar[type[Any]]
 
 
-def table_of(kind: type[Any]) -> type[Table]:
+def table_of(kind: type[Any]) -> type[TomlTable]:
     """The table that reads values of ``kind``; ``kind`` itself if it is a table."""
-    if issubclass(kind, Table):
+    if issubclass(kind, TomlTable):
         return kind
     if kind not in _MADE:
         _MADE[kind] = _make(kind)
     return _MADE[kind]
 
 
-_MADE: dict[type[Any], type[Table]] = {}
+_MADE: dict[type[Any], type[TomlTable]] = {}
 
 
-def _make(kind: type[Any]) -> type[Table]:
+def _make(kind: type[Any]) -> type[TomlTable]:
     name = f"{kind.__name__.removesuffix('Plan')}Table"
     fields: dict[str, Any] = {one.name: (_annotation(one), _field(one)) for one in declarations(kind).values()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Field name .schema.", UserWarning)  # the old name of model_json_schema
-        found: type[Table] = create_model(
-            name, __base__=Table, __module__=kind.__module__, __doc__=(kind.__doc__ or "").partition("\n")[0], **fields
+        found: type[TomlTable] = create_model(
+            name,
+            __base__=TomlTable,
+            __module__=kind.__module__,
+            __doc__=(kind.__doc__ or "").partition("\n")[0],
+            **fields,
         )
     found.value = kind
     return found
@@ -104,7 +108,7 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-def inner_tables(annotation: Any) -> list[type[Table]]:
+def inner_tables(annotation: Any) -> list[type[TomlTable]]:
     """The tables that a field may hold: itself, one of a union, or the items of a list.
 
     >>> from quietsum.plan.values import Plan
@@ -112,4 +116,4 @@ def inner_tables(annotation: Any) -> list[type[Table]]:
     ['StageTable']
     """
     kinds = (annotation, *getattr(annotation, "__args__", ()))
-    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Table)]
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, TomlTable)]

@@ -13,7 +13,7 @@ from typing import Any
 from quietsum.audit import Conclusion, conclude
 from quietsum.errors import CorruptState
 from quietsum.report.facts.sections import NO_AUDIT
-from quietsum.report.figures import shown
+from quietsum.report.figures import show_bound
 
 __all__ = ["NOT_YET", "check_audit", "report_audit", "warn_of_audit"]
 
@@ -43,7 +43,7 @@ def _beside(values: Mapping[str, Any]) -> str:
         return ""
     least = int(lower["epsilon"] * 100) / 100  # rounded down
     return (
-        f" Beside the claim of ε ≤ {shown(claim)} stands ε ≥ {least:.2f} from the canaries alone, with "
+        f" Beside the claim of ε ≤ {show_bound(claim)} stands ε ≥ {least:.2f} from the canaries alone, with "
         f"{100 * lower['confidence']:.0f} % confidence."
     )
 

@@ -28,7 +28,7 @@ from quietsum.errors import UnsupportedEvent
 from quietsum.ledger import Charge
 from quietsum.privacy import Gaussian, Neighbours, PrivacyEvent, Repeated, accountant_for
 
-__all__ = ["RATES", "Profile", "find_mu", "profile_of", "trade_off", "true_positives"]
+__all__ = ["RATES", "PrivacyCurve", "find_mu", "profile_of", "trade_off", "true_positives"]
 
 RATES = (
     0.0, 1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45,
@@ -42,7 +42,7 @@ _MOST = 60.0  # beyond, e^ε is no promise
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Profile:
+class PrivacyCurve:
     """Points (ε, δ) with ε growing from 0, each a proven bound; ``mu`` is known if the mechanism is Gaussian itself."""
 
     points: tuple[tuple[float, float], ...]
@@ -58,7 +58,7 @@ class Profile:
         }
 
 
-def profile_of(charge: Charge, neighbours: Neighbours, *, points: Sequence[float] = ()) -> Profile | None:
+def profile_of(charge: Charge, neighbours: Neighbours, *, points: Sequence[float] = ()) -> PrivacyCurve | None:
     """The curve of everything in ``charge``, by the exact accountant; None if it knows none, or there is no protection.
 
     ``points`` are the ε to ask at; chosen here if omitted.
@@ -73,7 +73,7 @@ def profile_of(charge: Charge, neighbours: Neighbours, *, points: Sequence[float
     except UnsupportedEvent:
         return None
     mu = _gaussian_mu(charge.event, neighbours)
-    return Profile(points=found, mu=mu if mu is not None and not charge.failure > 1e-15 else None)
+    return PrivacyCurve(points=found, mu=mu if mu is not None and not charge.failure > 1e-15 else None)
 
 
 def _choose(last: float) -> tuple[float, ...]:

@@ -31,12 +31,12 @@ from quietsum.privacy import (
     from_dict,
     to_dict,
 )
-from quietsum.report.facts.curves import Profile, profile_of, true_positives
+from quietsum.report.facts.curves import PrivacyCurve, profile_of, true_positives
 
 __all__ = [
     "NINE",
     "THROUGH_CLIENTS",
-    "Promise",
+    "UnitPromise",
     "binding_unit",
     "describe",
     "name_nine",
@@ -58,7 +58,7 @@ MOST_ROWS = 200
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Promise:
+class UnitPromise:
     """One unit of a run: the worst party's charge for the whole plan, and what it may cost.
 
     ``rows`` are (round, ε, tally) as the ledger has them and ``forecast`` (round, tally) as planned; ``stated`` says
@@ -114,7 +114,7 @@ def _stage(event: PrivacyEvent) -> dict[str, Any]:
     return {"law": name, "noise_multiplier": None, "sampling": "everyone", "rate": 1.0}
 
 
-def _mechanism(promise: Promise, stages: Sequence[Mapping[str, Any]]) -> str:
+def _mechanism(promise: UnitPromise, stages: Sequence[Mapping[str, Any]]) -> str:
     laws = " and ".join(dict.fromkeys(str(stage["law"]) for stage in stages)) or "none"
     if promise.charge.event is None:
         return "none: released without protection"
@@ -128,13 +128,15 @@ def _mechanism(promise: Promise, stages: Sequence[Mapping[str, Any]]) -> str:
 # ------------------------------------------------------------------------------------------------- the whole block
 
 
-def describe(promises: Sequence[Promise], *, accounting: str, neighbours: Neighbours, pricing: int) -> dict[str, Any]:
+def describe(
+    promises: Sequence[UnitPromise], *, accounting: str, neighbours: Neighbours, pricing: int
+) -> dict[str, Any]:
     """The block ``privacy`` of a report; the first promise is the binding one."""
     units = [_describe(one, accounting, neighbours, binding=place == 0) for place, one in enumerate(promises)]
     return {"accounting": accounting, "neighbours": neighbours.value, "pricing": pricing, "units": units}
 
 
-def _describe(promise: Promise, accounting: str, neighbours: Neighbours, *, binding: bool) -> dict[str, Any]:
+def _describe(promise: UnitPromise, accounting: str, neighbours: Neighbours, *, binding: bool) -> dict[str, Any]:
     charge, stages = promise.charge, stages_of(promise.charge.event)
     worst = max(promise.guarantees, key=lambda one: (one.epsilon, one.observer is Observer.RECIPIENTS))
     profile = profile_of(charge, neighbours)
@@ -165,12 +167,12 @@ def _describe(promise: Promise, accounting: str, neighbours: Neighbours, *, bind
     }
 
 
-def _curve(profile: Profile | None, delta: float) -> dict[str, Any]:
+def _curve(profile: PrivacyCurve | None, delta: float) -> dict[str, Any]:
     return {"profile": [], "trade_off": [], "gaussian": None} if profile is None else profile.to_dict(delta)
 
 
 def attack(
-    guarantee: Guarantee, charge: Charge, profile: Profile | None, accounting: str, neighbours: Neighbours
+    guarantee: Guarantee, charge: Charge, profile: PrivacyCurve | None, accounting: str, neighbours: Neighbours
 ) -> dict[str, float]:
     """The best attacker in three numbers, each an upper bound.
 
@@ -192,7 +194,7 @@ def attack(
 
 
 def _rows(
-    rows: Sequence[tuple[int, CostTally]], promise: Promise, accounting: str, neighbours: Neighbours
+    rows: Sequence[tuple[int, CostTally]], promise: UnitPromise, accounting: str, neighbours: Neighbours
 ) -> dict[str, Any]:
     """At most :data:`MOST_ROWS` of these rounds: [round, ε, failure, how often each of the events was charged]."""
     kept = [rows[place] for place in _spread(len(rows))]

@@ -17,7 +17,7 @@ from typing import Any
 from quietsum.errors import CorruptState
 from quietsum.ledger import Ledger, canonical, digest
 from quietsum.plan import ResolvedPlan
-from quietsum.report.figures import shown, small
+from quietsum.report.figures import show_bound, small
 from quietsum.runs import findings, read_groups, read_left_out
 
 __all__ = [
@@ -132,7 +132,7 @@ def list_protected(
         if one["epsilon"] == "Infinity" or drill:
             continue
         kept.append(
-            f"{_WHOM[one['unit']]}, against {_AGAINST[one['observer']]}: ε ≤ {shown(one['epsilon'])} at "
+            f"{_WHOM[one['unit']]}, against {_AGAINST[one['observer']]}: ε ≤ {show_bound(one['epsilon'])} at "
             f"δ = {small(one['delta'])}"
         )
     missing: list[str] = []

@@ -13,7 +13,7 @@ from typing import Any
 
 from quietsum.charts import STYLE as CHART_STYLE, Chart, Series, svg
 from quietsum.ledger import WHOLE_PLAN
-from quietsum.report.figures import percent, plain, read, shown, small
+from quietsum.report.figures import percent, plain, read, show_bound, small
 from quietsum.report.pages.glossary import WORDS
 from quietsum.report.pages.style import POLICY, STYLE
 
@@ -99,7 +99,7 @@ def _claims(values: Mapping[str, Any]) -> Iterable[str]:
         first = units[0]
         yield '<div class="figure">'
         for figure, text in (
-            (f"ε ≤ {shown(first['epsilon'])}", f"per {first['whom']}"),
+            (f"ε ≤ {show_bound(first['epsilon'])}", f"per {first['whom']}"),
             (f"δ = {small(first['delta'])}", "the chance beyond the promise"),
             (percent(first["attacker"]["right"]), "the best attacker is right (a coin: 50 %)"),
         ):
@@ -142,8 +142,8 @@ def _meaning(values: Mapping[str, Any]) -> Iterable[str]:
             likely = odds / (99 + odds)
             yield (
                 "<li>What they believed before changes by a factor of at most e<sup>ε</sup> = "
-                f"{escape(shown(odds))} in the odds: from 1 % to at most {percent(likely)}. With a chance of at most "
-                f"{escape(small(2 * delta))} they may learn more than twice that.</li>"
+                f"{escape(show_bound(odds))} in the odds: from 1 % to at most {percent(likely)}. With a chance of at "
+                f"most {escape(small(2 * delta))} they may learn more than twice that.</li>"
             )
         yield "</ul>"
 
@@ -160,8 +160,8 @@ def _guarantees(values: Mapping[str, Any]) -> Iterable[str]:
             [
                 guarantee["unit"],
                 _AGAINST[guarantee["observer"]],
-                shown(guarantee["epsilon"]),
-                shown(guarantee["epsilon_lower"], up=False) if guarantee["epsilon_lower"] else "none stated",
+                show_bound(guarantee["epsilon"]),
+                show_bound(guarantee["epsilon_lower"], up=False) if guarantee["epsilon_lower"] else "none stated",
                 small(guarantee["delta"]).replace("-", "\N{NON-BREAKING HYPHEN}"),
                 guarantee["neighbours"],
                 guarantee["method"] + (", certified" if guarantee["certified"] else ""),
@@ -203,8 +203,8 @@ def curve(values: Mapping[str, Any]) -> Chart | None:
         x_label=epoch,
         y_label=f"ε per {unit}",
         series=(Series(label="spent", points=spent),),
-        limit=None if budget is None else ("budget of this plan", float(shown(budget))),
-        description=f"ε per {unit} grows to {shown(spent[-1][1])} after {epoch} {spent[-1][0]:g}.",
+        limit=None if budget is None else ("budget of this plan", float(show_bound(budget))),
+        description=f"ε per {unit} grows to {show_bound(spent[-1][1])} after {epoch} {spent[-1][0]:g}.",
     )
 
 
@@ -213,8 +213,8 @@ def _curves(values: Mapping[str, Any]) -> Iterable[str]:
     number = 0
     if chart is not None:
         yield f"<h2>What each {escape(chart.x_label)} cost</h2>"
-        planned = _planned(values)
-        spent = Series(label=f"spent: {shown(chart.series[0].points[-1][1])}", points=chart.series[0].points)
+        planned = _plan_series(values)
+        spent = Series(label=f"spent: {show_bound(chart.series[0].points[-1][1])}", points=chart.series[0].points)
         drawn = Chart(
             title=chart.title.removesuffix(", worst party"), x_label=chart.x_label, y_label=chart.y_label,
             description=chart.description, limit=chart.limit, series=(spent, *planned),
@@ -233,13 +233,13 @@ def _curves(values: Mapping[str, Any]) -> Iterable[str]:
         yield _about_mu(unit)
 
 
-def _planned(values: Mapping[str, Any]) -> tuple[Series, ...]:
+def _plan_series(values: Mapping[str, Any]) -> tuple[Series, ...]:
     units = _units(values)
     rows = units[0]["forecast"]["rows"] if units else []
     points = tuple((float(row[0]), read(row[1])) for row in rows if math.isfinite(read(row[1])))
     if len(points) < 2:
         return ()
-    return (Series(label=f"planned: {shown(points[-1][1])}", points=points, dash="dashed"),)
+    return (Series(label=f"planned: {show_bound(points[-1][1])}", points=points, dash="dashed"),)
 
 
 def _attack_chart(unit: Mapping[str, Any]) -> Chart:
@@ -288,15 +288,15 @@ def _how(values: Mapping[str, Any]) -> Iterable[str]:
         binding = " (binding)" if unit["binding"] and len(_units(values)) > 1 else ""
         yield f"<h2>How one {escape(unit['whom'])} was protected{binding}</h2>"
         budget, sampling = unit["budget"], unit["sampling"] or {"kind": "none", "rate": 1.0}
-        target = f"ε ≤ {shown(budget['epsilon'])} at δ = {small(budget['delta'])}"
+        target = f"ε ≤ {show_bound(budget['epsilon'])} at δ = {small(budget['delta'])}"
         how = "" if budget["stated"] else " (the price of a stated noise; no target was set)"
         drawn = {"everyone": "all records in every step", "poisson": "each record by its own coin",
                  "fixed-size": "batches of fixed size"}.get(sampling["kind"], sampling["kind"])  # fmt: skip
-        lower = shown(unit["epsilon_lower"], up=False) if unit["epsilon_lower"] else "none stated"
+        lower = show_bound(unit["epsilon_lower"], up=False) if unit["epsilon_lower"] else "none stated"
         noise = "as the stages below" if unit["noise_multiplier"] is None else plain(unit["noise_multiplier"])
         facts = [
             ["target", target + how],
-            ["achieved", f"ε ≤ {shown(unit['epsilon'])} (at least {lower}) at δ = {small(unit['delta'])}"],
+            ["achieved", f"ε ≤ {show_bound(unit['epsilon'])} (at least {lower}) at δ = {small(unit['delta'])}"],
             ["mechanism", unit["mechanism"]],
             ["noise multiplier", noise],
             ["clip norm", plain(unit["clip_norm"])],

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from quietsum.report.figures import percent, plain, shown, small
+from quietsum.report.figures import percent, plain, show_bound, small
 
 __all__ = ["OPEN", "list_views"]
 
@@ -41,7 +41,7 @@ def _units(values: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 def _promises(values: Mapping[str, Any]) -> list[str]:
     return [
-        f"ε ≤ {shown(unit['epsilon'])} per {unit['whom']} at δ = {small(unit['delta'])}, against "
+        f"ε ≤ {show_bound(unit['epsilon'])} per {unit['whom']} at δ = {small(unit['delta'])}, against "
         + " and ".join("the server" if one == "server" else "recipients of the model" for one in unit["against"])
         for unit in _units(values)
     ] or ["no privacy guarantee"]
@@ -177,7 +177,7 @@ def _nist(values: Mapping[str, Any]) -> str:
             ("Base: security and access control", f"{OPEN}: who may reach records, ledger and keys."),
             ("Base: data collection exposure", f"{OPEN}: how the records were collected, and who else holds them."),
             ("Composition over time", "; ".join(
-                f"{one['dataset']} of {one['party']}: lifetime ε {shown(one['epsilon'])} per {one['unit']}, "
+                f"{one['dataset']} of {one['party']}: lifetime ε {show_bound(one['epsilon'])} per {one['unit']}, "
                 f"{one['runs']} runs so far" for one in values["lifetime"]) or "no lifetime budget is held"),
             ("How the claim can be checked", "quietsum report --verify computes every figure again from the charges, "
              "which the exported ledger holds. Audit: " + values["audit"]["text"]),

@@ -27,7 +27,7 @@ from quietsum.report.facts.audits import check_audit
 from quietsum.report.facts.curves import find_mu, profile_of, trade_off
 from quietsum.report.facts.protection import NINE, attack, price_rows, price_unit, read_charge, stages_of
 from quietsum.report.facts.sections import hash_utility
-from quietsum.report.figures import percent, read, shown
+from quietsum.report.figures import percent, read, show_bound
 from quietsum.report.signed.packing import VERIFIER, own_verifier
 from quietsum.report.signed.schema import require_form
 from quietsum.report.verifier import Broken, check_key, check_pack, check_signed, fingerprint_of, read_document
@@ -279,7 +279,7 @@ _PERCENT = re.compile(r"more often than ([0-9.]+ %)")
 def _check_words(document: Mapping[str, Any]) -> int:
     """Each figure in a sentence is one of the figures of the report, in its one rounding."""
     figures = [one["epsilon"] for one in (*document["guarantees"], *document["lifetime"], *document["limits"])]
-    known = {shown(one) for one in figures}
+    known = {show_bound(one) for one in figures}
     odds = {percent(unit["attacker"]["right"]) for unit in document["privacy"]["units"]}
     odds |= {percent(0.5 * (1 + one)) for one in _alone(document)}
     count = 0

@@ -10,7 +10,7 @@ from typing import Any
 
 from quietsum.privacy import Guarantee, Observer, PrivacyUnit
 
-__all__ = ["LONGEST_VALUE", "flatten_plan", "round_values", "spent_values"]
+__all__ = ["LONGEST_VALUE", "collect_spent", "flatten_plan", "round_values"]
 
 LONGEST_VALUE = 500
 """What every server of MLflow 2 and 3 takes as a parameter's value; plan.toml has the whole."""
@@ -20,7 +20,7 @@ def round_values(
     number: int, reserved: Iterable[Guarantee], metrics: Mapping[str, float], metrics_on: Mapping[str, str]
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Metrics and tags of round ``number``: what is reserved, never what is spent, which tells who refused."""
-    numbers, tags = spent_values(tuple(reserved))
+    numbers, tags = collect_spent(tuple(reserved))
     for name, value in metrics.items():
         key = make_key(name)
         tags[f"quietsum.metric.{key}.on"] = metrics_on[name]
@@ -31,7 +31,7 @@ def round_values(
     return numbers, tags
 
 
-def spent_values(spent: tuple[Guarantee, ...]) -> tuple[dict[str, float], dict[str, str]]:
+def collect_spent(spent: tuple[Guarantee, ...]) -> tuple[dict[str, float], dict[str, str]]:
     """Metrics and tags of what is reserved: for each unit the largest ε, with its δ, and against whom it holds."""
     numbers: dict[str, float] = {}
     tags: dict[str, str] = {}

@@ -16,15 +16,15 @@ from scipy import special
 
 from quietsum.selfcheck.probes.replay import WorstPair
 from quietsum.selfcheck.protocol import Floats, Law, StepUnderTest
-from quietsum.selfcheck.report import CheckVerdict, Finding
+from quietsum.selfcheck.report import CheckFinding, CheckVerdict
 from quietsum.selfcheck.statistics import FALSE_ALARM, best_error, clopper_pearson_upper
 
-__all__ = ["attack", "lower_bound"]
+__all__ = ["lower_bound", "measure_attack"]
 
 _FEWEST = 100
 
 
-def attack(step: StepUnderTest, pair: WorstPair, *, releases: int, seconds: float) -> Finding:
+def measure_attack(step: StepUnderTest, pair: WorstPair, *, releases: int, seconds: float) -> CheckFinding:
     """T6: a lower bound on μ (on ε for Laplace noise) from releases on the worst pair, beside the claim."""
     claimed = 1 / step.noise_multiplier
     base, moved = step.deterministic(pair.without), step.deterministic(pair.within)
@@ -33,7 +33,7 @@ def attack(step: StepUnderTest, pair: WorstPair, *, releases: int, seconds: floa
         length = float(np.linalg.norm(difference))
     if not np.isfinite(length) or length == 0:
         lesson = "There is no pair of batches with finite and different sums to tell apart."
-        return Finding(test="T6", name="attack", verdict=CheckVerdict.SKIPPED, lesson=lesson, threshold=claimed)
+        return CheckFinding(test="T6", name="attack", verdict=CheckVerdict.SKIPPED, lesson=lesson, threshold=claimed)
     start = time.perf_counter()
     step.release(pair.within)
     step.release(pair.within)
@@ -53,7 +53,7 @@ def attack(step: StepUnderTest, pair: WorstPair, *, releases: int, seconds: floa
         f"An attacker distinguishes the two batches with {symbol} ≥ {bound:.3g} where the noise claims {symbol} ≤ "
         f"{claimed:.3g}, per record and step. Sensitivity and noise together do not keep the promise."
     )
-    return Finding(
+    return CheckFinding(
         test="T6",
         name="attack",
         verdict=CheckVerdict.FAIL if failed else CheckVerdict.PASS,

@@ -14,14 +14,14 @@ from quietsum.privacy import (
     gaussian_epsilon,
 )
 from quietsum.selfcheck.protocol import Law, StepUnderTest
-from quietsum.selfcheck.report import CheckVerdict, Finding
+from quietsum.selfcheck.report import CheckFinding, CheckVerdict
 
 __all__ = ["check_accounting", "public_constants"]
 
 _DELTA = 1e-5
 
 
-def public_constants(step: StepUnderTest) -> Finding:
+def public_constants(step: StepUnderTest) -> CheckFinding:
     """T7: rate, divisor, steps, noise and norm are the same when one record is gone. No chance is involved.
 
     A divisor computed from the size of the data doubles when the size crosses a boundary; then the whole model shows
@@ -35,7 +35,7 @@ def public_constants(step: StepUnderTest) -> Finding:
             f"{', '.join(changed)} changed when one record was taken away, and everybody sees it. Derive public "
             "constants from a declared size, or declare that the size is public (zero-out neighbours)."
         )
-    return Finding(
+    return CheckFinding(
         test="T7",
         name="public constants",
         verdict=CheckVerdict.FAIL if changed else CheckVerdict.PASS,
@@ -49,7 +49,7 @@ def _differ(one: float | None, other: float | None) -> bool:
     return one is None or other is None or one != other
 
 
-def check_accounting(step: StepUnderTest) -> Finding:
+def check_accounting(step: StepUnderTest) -> CheckFinding:
     """T8: the event is the claim under test, and one unsampled step of it costs what the closed form says."""
     event = step.event()
     rate, inner = (event.rate, event.event) if isinstance(event, PoissonSampled) else (1.0, event)
@@ -94,9 +94,9 @@ def _accountant_gap(event: PrivacyEvent) -> float:
     return max(0.0, 1 - told / true) if true > 0 else 0.0
 
 
-def _finding(gap: float, lesson: str) -> Finding:
+def _finding(gap: float, lesson: str) -> CheckFinding:
     failed = gap > 1e-6
-    return Finding(
+    return CheckFinding(
         test="T8",
         name="accounting",
         verdict=CheckVerdict.FAIL if failed else CheckVerdict.PASS,

@@ -27,7 +27,7 @@ from quietsum.selfcheck.probes.rounding import distance
 from quietsum.selfcheck.probes.rows import largest_tested_batch, nothing, rows, tile
 from quietsum.selfcheck.probes.shape import intervals
 from quietsum.selfcheck.protocol import StepUnderTest
-from quietsum.selfcheck.report import CheckVerdict, Finding
+from quietsum.selfcheck.report import CheckFinding, CheckVerdict
 from quietsum.selfcheck.statistics import (
     FALSE_ALARM,
     binomial_p,
@@ -50,7 +50,7 @@ def find_population(step: StepUnderTest) -> int:
     return max(1, min(step.population, int(np.ceil(64 / max(step.rate, 1e-6)))))
 
 
-def sampling(step: StepUnderTest, rng: RandomSource, *, draws: int) -> Finding:
+def sampling(step: StepUnderTest, rng: RandomSource, *, draws: int) -> CheckFinding:
     """T4: sizes, counts, overlaps, empty draws and skipped steps."""
     population, rate = find_population(step), step.rate
     draws = max(draws, min(4 * draws, 1500, int(np.ceil(1.2 / max(rate, 1e-6)))))
@@ -283,9 +283,9 @@ def _find_skips(step: StepUnderTest, rng: RandomSource) -> str:
     return ""
 
 
-def _finding(p_value: float, lesson: str, tests: int = 1) -> Finding:
+def _finding(p_value: float, lesson: str, tests: int = 1) -> CheckFinding:
     failed = p_value < _LIMIT
-    return Finding(
+    return CheckFinding(
         test="T4",
         name="sampling and steps",
         verdict=CheckVerdict.FAIL if failed else CheckVerdict.PASS,

@@ -13,12 +13,14 @@ from quietsum.mechanisms import RandomSource
 from quietsum.selfcheck.probes.rounding import distance, forgiven, rounding
 from quietsum.selfcheck.probes.rows import BROKEN, join, nothing, repeat, rows, spoil
 from quietsum.selfcheck.protocol import Batch, Floats, StepUnderTest
-from quietsum.selfcheck.report import CheckVerdict, Finding
+from quietsum.selfcheck.report import CheckFinding, CheckVerdict
 
 __all__ = ["hostile_rows"]
 
 
-def hostile_rows(step: StepUnderTest, rng: RandomSource, *, everywhere: tuple[bool, ...] = (True, False)) -> Finding:
+def hostile_rows(
+    step: StepUnderTest, rng: RandomSource, *, everywhere: tuple[bool, ...] = (True, False)
+) -> CheckFinding:
     """T5: NaN, infinities, huge, zero and equal rows, and no rows at all."""
     room = rounding(step, 5)
     limit = 1 + 1e-4 + room
@@ -55,7 +57,7 @@ def hostile_rows(step: StepUnderTest, rng: RandomSource, *, everywhere: tuple[bo
     if worst > limit:
         return _fail(where, f"moved the sum by {worst:.3g} times the sensitivity", worst, limit)
     lesson = "Broken, huge and missing rows move the sum by no more than any other row."
-    return Finding(
+    return CheckFinding(
         test="T5", name="hostile rows", verdict=CheckVerdict.PASS, lesson=lesson, statistic=worst, threshold=limit
     )
 
@@ -86,11 +88,11 @@ def _is_rounding(
     )
 
 
-def _fail(what: str, problem: str, statistic: float, limit: float) -> Finding:
+def _fail(what: str, problem: str, statistic: float, limit: float) -> CheckFinding:
     lesson = (
         f"{what[0].upper()}{what[1:]} {problem}, so everybody can see whether such a record was there. Let an example "
         "whose gradient is not finite count as zero, and an empty batch be a sum of zeros."
     )
-    return Finding(
+    return CheckFinding(
         test="T5", name="hostile rows", verdict=CheckVerdict.FAIL, lesson=lesson, statistic=statistic, threshold=limit
     )

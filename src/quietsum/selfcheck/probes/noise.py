@@ -32,7 +32,7 @@ from quietsum.selfcheck.probes.dependence import combinations_p, lags_p, magnitu
 from quietsum.selfcheck.probes.rows import largest_tested_batch, nothing, repeat, rows, scale_rows, tile
 from quietsum.selfcheck.probes.shape import classes_p, intervals_p, largest_p, repeats_p, sums_p, tails_p
 from quietsum.selfcheck.protocol import Floats, Law, OnAGrid, StepUnderTest
-from quietsum.selfcheck.report import CheckVerdict, Finding
+from quietsum.selfcheck.report import CheckFinding, CheckVerdict
 from quietsum.selfcheck.statistics import FALSE_ALARM, block_p, kolmogorov_p, noise_scores, normal_p, spread_p
 
 __all__ = ["FORGIVEN", "noise_law"]
@@ -55,7 +55,7 @@ _OFF = "A mechanism is accounted by its noise: add what is claimed, or claim wha
 _AGAIN = "Noise used twice cancels when releases are combined. Draw it fresh, from the operating system."
 
 
-def noise_law(step: StepUnderTest, rng: RandomSource, *, draws: int, releases: int) -> Finding:
+def noise_law(step: StepUnderTest, rng: RandomSource, *, draws: int, releases: int) -> CheckFinding:
     """T3: scale, law and freshness of the noise; and of what a release really adds."""
     scale, more = step.noise_multiplier * step.sensitivity, FORGIVEN + max(step.allowance, 0.0)
     first = np.asarray(step.noise(), dtype=np.float64)
@@ -321,10 +321,10 @@ def _along(scores: list[Floats], more: float) -> float:
     return min(1.0, 3 * min(little, spread_p(joint)[1], normal_p(float(joint.sum()) / np.sqrt(joint.size))))
 
 
-def _noise_finding(name: str, p_value: float, lesson: str, tests: int = 1) -> Finding:
+def _noise_finding(name: str, p_value: float, lesson: str, tests: int = 1) -> CheckFinding:
     limit = FALSE_ALARM / _STATISTICS
     failed = p_value < limit
-    return Finding(
+    return CheckFinding(
         test="T3",
         name="noise",
         verdict=CheckVerdict.FAIL if failed else CheckVerdict.PASS,

@@ -19,16 +19,16 @@ from quietsum.selfcheck.probes.attack import lower_bound
 from quietsum.selfcheck.probes.listening import listening
 from quietsum.selfcheck.probes.rows import join, rows, scale_rows, spoil
 from quietsum.selfcheck.protocol import Floats, StepUnderTest
-from quietsum.selfcheck.report import CheckVerdict, Finding
+from quietsum.selfcheck.report import CheckFinding, CheckVerdict
 from quietsum.selfcheck.statistics import FALSE_ALARM, best_error, clopper_pearson_upper
 
-__all__ = ["outputs"]
+__all__ = ["compare_outputs"]
 
 _OUTPUTS = 256  # numbers that are listened to; the level is shared among them
 _MOST = 6000
 
 
-def outputs(step: StepUnderTest, rng: RandomSource) -> Finding:
+def compare_outputs(step: StepUnderTest, rng: RandomSource) -> CheckFinding:
     """T11: what is returned, printed, logged, warned or written tells no more than the noisy sum does."""
     batch = step.examples(4, rng)
     without = rows(batch, [0, 1, 2])
@@ -58,7 +58,7 @@ def outputs(step: StepUnderTest, rng: RandomSource) -> Finding:
         f"of {worst:.3g}). No loss, count or metric of protected records may leave the trainer, in any way, "
         "unless it is noised and charged."
     )
-    return Finding(
+    return CheckFinding(
         test="T11",
         name="other outputs",
         verdict=CheckVerdict.FAIL if failed else CheckVerdict.PASS,

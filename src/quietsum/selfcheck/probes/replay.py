@@ -42,7 +42,7 @@ from quietsum.selfcheck.probes.rows import (
     size,
 )
 from quietsum.selfcheck.protocol import Batch, Floats, StepUnderTest, Twin
-from quietsum.selfcheck.report import CheckVerdict, Finding
+from quietsum.selfcheck.report import CheckFinding, CheckVerdict
 
 __all__ = ["WorstPair", "equivalence", "sensitivity", "superposition"]
 
@@ -67,7 +67,7 @@ class WorstPair:
     ratio: float
 
 
-def sensitivity(step: StepUnderTest, rng: RandomSource, *, tries: int) -> tuple[Finding, WorstPair]:
+def sensitivity(step: StepUnderTest, rng: RandomSource, *, tries: int) -> tuple[CheckFinding, WorstPair]:
     """T1: look for a record that moves the sum by more than it may."""
     search = _Search(step, rng)
     if not search.repeatable():
@@ -76,7 +76,9 @@ def sensitivity(step: StepUnderTest, rng: RandomSource, *, tries: int) -> tuple[
             "cannot be replayed. Torch's own dropout and noise are held still for the check; switch off other draws "
             "(orders, whole numbers, numpy's) while checking."
         )
-        finding = Finding(test="T1", name="sensitivity", verdict=CheckVerdict.FAIL, lesson=lesson, statistic=np.inf)
+        finding = CheckFinding(
+            test="T1", name="sensitivity", verdict=CheckVerdict.FAIL, lesson=lesson, statistic=np.inf
+        )
         return finding, search.worst
     search.look(tries)
     worst, limit = search.worst, search.limit
@@ -86,7 +88,7 @@ def sensitivity(step: StepUnderTest, rng: RandomSource, *, tries: int) -> tuple[
     )
     if worst.ratio <= limit:
         lesson = "No record was found that moves the sum by more than the sensitivity."
-    return Finding(
+    return CheckFinding(
         test="T1",
         name="sensitivity",
         verdict=CheckVerdict.PASS if worst.ratio <= limit else CheckVerdict.FAIL,
@@ -215,7 +217,7 @@ def batch_sizes(step: StepUnderTest, like: Batch, few: bool) -> list[int]:
     return sorted({count for count in (_FEW if few else _SIZES) if count < largest or not few} | {largest})
 
 
-def superposition(step: StepUnderTest, rng: RandomSource, *, few: bool) -> Finding:
+def superposition(step: StepUnderTest, rng: RandomSource, *, few: bool) -> CheckFinding:
     """T2: the sum of a union is the sum of the sums, in any order; ``few`` sizes before a training."""
     worst, limit = 0.0, rounding(step, 1)
     like = step.examples(1, rng)
@@ -263,14 +265,14 @@ def _leaning(step: StepUnderTest, rng: RandomSource) -> Batch:
     return join(repeat(rows(pool, [first]), _SOME), repeat(rows(pool, [second]), _SOME // 4))
 
 
-def equivalence(step: StepUnderTest, rng: RandomSource, *, tries: int) -> Finding:
+def equivalence(step: StepUnderTest, rng: RandomSource, *, tries: int) -> CheckFinding:
     """T9: the sum is what a naive loop over the examples finds."""
     worst, limit = 0.0, rounding(step, 1)
     for number in range(tries):
         batch = scale_rows(step.examples(1 + 3 * number, rng), (1.0, 30.0)[number % 2])
         if step.reference(batch) is None:
             lesson = "The step offers no naive loop to compare with."
-            return Finding(test="T9", name="equivalence", verdict=CheckVerdict.SKIPPED, lesson=lesson)
+            return CheckFinding(test="T9", name="equivalence", verdict=CheckVerdict.SKIPPED, lesson=lesson)
 
         def off(some: StepUnderTest | Twin, batch: Batch = batch) -> float:
             expected = some.reference(batch)
@@ -287,10 +289,10 @@ def equivalence(step: StepUnderTest, rng: RandomSource, *, tries: int) -> Findin
     return _judge("T9", "equivalence", worst, limit, good="The engine's sum is the naive loop's.", bad=lesson)
 
 
-def _judge(test: str, name: str, worst: float, limit: float, *, good: str, bad: str) -> Finding:
+def _judge(test: str, name: str, worst: float, limit: float, *, good: str, bad: str) -> CheckFinding:
     """A pass where the worst deviation lies within its room."""
     passed = worst <= limit
-    return Finding(
+    return CheckFinding(
         test=test, name=name, verdict=CheckVerdict.PASS if passed else CheckVerdict.FAIL,
         lesson=good if passed else bad, statistic=worst, threshold=limit,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from quietsum.mechanisms import RandomSource
 from quietsum.selfcheck.probes.noise import FORGIVEN
 from quietsum.selfcheck.probes.rows import nothing
 from quietsum.selfcheck.protocol import Floats, StepUnderTest
-from quietsum.selfcheck.report import CheckVerdict, Finding
+from quietsum.selfcheck.report import CheckFinding, CheckVerdict
 from quietsum.selfcheck.statistics import FALSE_ALARM, binomial_p, block_p, noise_scores, normal_p
 
 __all__ = ["fresh_after_restart"]
@@ -29,7 +29,7 @@ def fresh_after_restart(
     before: Sequence[Floats],
     drawn: Sequence[NDArray[np.int64]],
     population: int,
-) -> Finding:
+) -> CheckFinding:
     """T10: ``before`` are the first noises of the step and ``drawn`` its first batches; two restarts repeat neither.
 
     The books go on where they were: what was charged before the restart is still charged after it.
@@ -86,10 +86,10 @@ def _find_uncounted(step: StepUnderTest, rng: RandomSource) -> str:
     )
 
 
-def _restart_finding(p_value: float, lesson: str) -> Finding:
+def _restart_finding(p_value: float, lesson: str) -> CheckFinding:
     limit = FALSE_ALARM / 8  # three pairs of noises, twice, and two pairs of draws
     failed = p_value < limit
-    return Finding(
+    return CheckFinding(
         test="T10",
         name="restart",
         verdict=CheckVerdict.FAIL if failed else CheckVerdict.PASS,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from quietsum.mechanisms import RandomSource
     from quietsum.plan import LocalOrders
 
-__all__ = ["FEATURES", "HeartTask", "Table", "encode", "read_folder", "read_tables", "reference_scores"]
+__all__ = ["FEATURES", "HeartTask", "HospitalTable", "encode", "read_folder", "read_tables", "reference_scores"]
 
 Found = TypeVar("Found")
 
@@ -111,21 +111,21 @@ FEATURES: Final = (
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Table:
+class HospitalTable:
     """The raw rows of one hospital, (n, 14) with NaN for a missing value, and each row's ``number`` in its file."""
 
     values: Floats
     numbers: npt.NDArray[np.int64]
 
-    def complete(self) -> Table:
+    def complete(self) -> HospitalTable:
         """The rows without a missing value in the columns that are used: a rule that looks at one row at a time."""
         used = [index for index, column in enumerate(COLUMNS) if column not in UNUSED]
         kept = ~np.isnan(self.values[:, used]).any(axis=1)
-        return Table(values=self.values[kept], numbers=self.numbers[kept])
+        return HospitalTable(values=self.values[kept], numbers=self.numbers[kept])
 
-    def select(self, mask: npt.NDArray[np.bool_]) -> Table:
+    def select(self, mask: npt.NDArray[np.bool_]) -> HospitalTable:
         """The rows where ``mask`` holds."""
-        return Table(values=self.values[mask], numbers=self.numbers[mask])
+        return HospitalTable(values=self.values[mask], numbers=self.numbers[mask])
 
 
 def encode(values: Floats) -> Rows:
@@ -148,7 +148,7 @@ def encode(values: Floats) -> Rows:
     return Rows(features=features, labels=labels)
 
 
-def read_tables() -> dict[str, Table]:
+def read_tables() -> dict[str, HospitalTable]:
     """The four tables inside the package, checked against the published digests."""
     lines: dict[str, list[str]] = {name: [] for name in PUBLISHED}
     for line in _read_package("heart_4centers.csv").splitlines()[1:]:
@@ -157,7 +157,7 @@ def read_tables() -> dict[str, Table]:
     return {name: _parse(name, "\n".join(lines[name]) + "\n", "heart_4centers.csv") for name in PUBLISHED}
 
 
-def read_folder(folder: str | Path) -> dict[str, Table]:
+def read_folder(folder: str | Path) -> dict[str, HospitalTable]:
     """The four tables from a folder with UCI's own ``processed.cleveland.data`` and its three siblings."""
     tables = {}
     for name in PUBLISHED:
@@ -194,7 +194,7 @@ def _read_package(file: str) -> str:
     return raw.decode("ascii", errors="replace").replace("\r\n", "\n")
 
 
-def _parse(name: str, text: str, file: str) -> Table:
+def _parse(name: str, text: str, file: str) -> HospitalTable:
     digest = hashlib.sha256(text.encode()).hexdigest()
     if digest != PUBLISHED[name]:
         raise CorruptState(
@@ -203,7 +203,7 @@ def _parse(name: str, text: str, file: str) -> Table:
         )
     cells = [line.split(",") for line in text.splitlines()]
     values = np.array([[math.nan if cell == "?" else float(cell) for cell in row] for row in cells])
-    return Table(values=values, numbers=np.arange(len(values), dtype=np.int64))
+    return HospitalTable(values=values, numbers=np.arange(len(values), dtype=np.int64))
 
 
 @final
@@ -222,7 +222,7 @@ class HeartTask:
 
     def __init__(
         self,
-        tables: Mapping[str, Table] | Callable[[], Mapping[str, Table]],
+        tables: Mapping[str, HospitalTable] | Callable[[], Mapping[str, HospitalTable]],
         *,
         l2: float = 0.0,
         root: int | str = 0,
@@ -232,12 +232,12 @@ class HeartTask:
         self.root_size = MADE_UP_PATIENTS if self._made_up else check_root(root, self.name)
 
     @cached_property
-    def _complete(self) -> dict[str, Table]:
+    def _complete(self) -> dict[str, HospitalTable]:
         tables = self._tables() if callable(self._tables) else self._tables
         return {name: tables[name].complete() for name in TRAINING_SIZES}
 
     @cached_property
-    def _private(self) -> dict[str, Table]:
+    def _private(self) -> dict[str, HospitalTable]:
         """Raw until a party is asked for its rows."""
         return {name: table.select(~_outside(name, table)) for name, table in self._complete.items()}
 
@@ -392,7 +392,9 @@ class HeartTask:
 
     def rehearse(self, orders: LocalOrders | None = None) -> None:
         """Read the tables, which must be the published ones, and try the gradients."""
-        assert self._private and self._held_out and (not self.root_size or self._root is not None)
+        _ = self._private, self._held_out  # each is read, and verified, when it is first asked for
+        if self.root_size:
+            _ = self._root
         self.rehearse_unseen(orders)
 
     def rehearse_unseen(self, orders: LocalOrders | None = None) -> None:
@@ -444,7 +446,7 @@ def _some(rows: Rows, chosen: npt.NDArray[np.bool_]) -> Rows:
     return Rows(features=rows.features[chosen], labels=rows.labels[chosen])
 
 
-def _outside(name: str, table: Table) -> npt.NDArray[np.bool_]:
+def _outside(name: str, table: HospitalTable) -> npt.NDArray[np.bool_]:
     return np.isin(table.numbers, sorted(read_hold_out()[name]))
 
 

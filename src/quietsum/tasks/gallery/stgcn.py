@@ -62,7 +62,7 @@ def partitions(num_joints: int, bones: Sequence[Sequence[int]] | None = None) ->
         known = ", ".join(str(count) for count in sorted(SKELETONS))
         problem = "has no skeleton here"
         raise InvalidParameter("num_joints", num_joints, problem, f"choose {known}, or pass bones of your own")
-    pairs = SKELETONS[num_joints] if bones is None else _checked_bones(num_joints, bones)
+    pairs = SKELETONS[num_joints] if bones is None else _check_bones(num_joints, bones)
     found = torch.zeros(_PARTS, num_joints, num_joints)
     found[0] = torch.eye(num_joints)
     for inner, outer in pairs:
@@ -71,7 +71,7 @@ def partitions(num_joints: int, bones: Sequence[Sequence[int]] | None = None) ->
     return found / found.sum(1, keepdim=True).clamp(min=1)
 
 
-def _checked_bones(num_joints: int, bones: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+def _check_bones(num_joints: int, bones: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     found = []
     for pair in bones:
         ends = tuple(whole_number("bones", end) for end in pair)

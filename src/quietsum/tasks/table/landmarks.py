@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing, InvalidParameter
 from quietsum.tasks.lines import check_file
-from quietsum.tasks.table.records import Labelled, hash_of
+from quietsum.tasks.table.records import Labelled, hash_record
 
 __all__ = ["check_landmarks", "encode_landmarks", "labels_of_landmarks", "read_landmarks", "shape_of_landmarks"]
 
@@ -69,11 +69,11 @@ def read_landmarks(
     sites[:] = _texts(arrays, "sites", count) if with_sites else [site] * count
     people = None
     if with_people:
-        told = [hash_of(one.encode()) for one in _texts(arrays, "people", count)]
+        told = [hash_record(one.encode()) for one in _texts(arrays, "people", count)]
         people = np.array(told, dtype=np.uint64).view(np.int64)
     return Labelled(
         values=np.ascontiguousarray(values, dtype=np.float32), labels=np.where(fine, labels, -1), sites=sites,
-        hashes=np.array([hash_of(one.tobytes()) for one in motion], dtype=np.uint64), people=people,
+        hashes=np.array([hash_record(one.tobytes()) for one in motion], dtype=np.uint64), people=people,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing, InvalidParameter
 from quietsum.tasks.gallery.files.png import LARGEST_PICTURE, read_gray, resize
-from quietsum.tasks.table.records import Labelled, hash_of
+from quietsum.tasks.table.records import Labelled, hash_record
 
 __all__ = ["SUFFIXES", "check_pictures", "class_folders", "encode_pictures", "read_pictures"]
 
@@ -89,12 +89,12 @@ def _picture(file: Path, side: int) -> tuple[NDArray[np.float64] | None, int]:
     """One picture in [−1, 1], None if it cannot be read; and a hash of it."""
     try:
         if file.stat().st_size > _LARGEST:
-            return None, hash_of(file.name.encode())
-        told = hash_of(file.read_bytes())
+            return None, hash_record(file.name.encode())
+        told = hash_record(file.read_bytes())
         gray = read_gray(file) if file.suffix.lower() == ".png" else _by_pillow(file)
         found = None if gray is None else resize(gray, side) / 127.5 - 1
     except (DataMissing, OSError, ValueError, MemoryError, SyntaxError):
-        return None, hash_of(file.name.encode())
+        return None, hash_record(file.name.encode())
     return found, told
 
 

@@ -9,7 +9,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Labelled", "hash_of", "pick_records", "share_of"]
+__all__ = ["Labelled", "hash_record", "pick_records", "share_of"]
 
 
 @final
@@ -45,6 +45,6 @@ def share_of(held: Labelled, share: float) -> NDArray[np.bool_]:
     return np.asarray(told % np.uint64(1000) < np.uint64(round(1000 * share)))
 
 
-def hash_of(content: bytes) -> int:
+def hash_record(content: bytes) -> int:
     """64 bits of a record."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
