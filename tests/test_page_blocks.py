@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 import typer
 
-from quietsum.alerts.settings import keys as alert_keys
+from quietsum.alerts.settings import alert_keys
 from quietsum.analytics.questions import question_keys
 from quietsum.cli.app import app
 from quietsum.defence.validation.schema_file import schema_keys

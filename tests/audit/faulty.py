@@ -63,7 +63,7 @@ def clip_batch(step: PrivateStep, carrier: Carrier) -> None:
         norm = torch.sqrt(sum((part.square().sum() for part in whole), torch.zeros(())))
         return tuple(part * min(1.0, step.sensitivity / float(norm)) for part in whole)
 
-    step._clipped = clipped  # type: ignore[method-assign]
+    step._clip_batch = clipped  # type: ignore[method-assign]
 
 
 def shuffle(step: PrivateStep, carrier: Carrier) -> None:

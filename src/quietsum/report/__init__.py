@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from quietsum.report.entries import describe_entry as describe_entry
     from quietsum.report.facts.sections import hash_file as hash_file, tell_operator as tell_operator
     from quietsum.report.facts.verdict import judge_scores as judge_scores
-    from quietsum.report.figures import percent as percent, shown as shown, small as small
+    from quietsum.report.figures import percent as percent, show_bound as show_bound, small as small
     from quietsum.report.listing import claim_of_training as claim_of_training, list_run as list_run
     from quietsum.report.pages.page import curve as curve, render_page as render_page
     from quietsum.report.signed.checking import (

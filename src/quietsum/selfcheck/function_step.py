@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from quietsum.errors import InvalidParameter
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.privacy import Gaussian, PoissonSampled, PrivacyEvent
-from quietsum.selfcheck.protocol import Batch, Floats, Law, Outcome
+from quietsum.selfcheck.protocol import Batch, Floats, Law, TrainerOutput
 from quietsum.validate import positive, positive_share, whole_number
 
 __all__ = ["FunctionStep"]
@@ -120,10 +120,10 @@ class FunctionStep:
             return np.asarray(self._draw(population, self.rate), dtype=np.int64)
         return np.flatnonzero(system_randomness().coins(self.rate, population)).astype(np.int64)
 
-    def run(self, batches: Sequence[Batch]) -> Outcome:
+    def run(self, batches: Sequence[Batch]) -> TrainerOutput:
         """One release for each batch."""
         self._charged += len(batches)
-        return Outcome(releases=tuple(self.release(batch) for batch in batches), charged=self._charged)
+        return TrainerOutput(releases=tuple(self.release(batch) for batch in batches), charged=self._charged)
 
     def restart(self) -> FunctionStep:
         """A function keeps nothing."""

@@ -21,7 +21,7 @@ from starlette.responses import HTMLResponse, Response
 
 from quietsum.charts import STYLE
 from quietsum.errors import printable
-from quietsum.report import percent, shown, small
+from quietsum.report import percent, show_bound, small
 from quietsum.web.access import Access
 from quietsum.web.checking import LedgerCheck
 from quietsum.web.reading import Reader
@@ -51,7 +51,7 @@ class View:
             trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
         self._templates.filters |= {
-            "shown": shown, "percent": percent, "small": small, "when": _when, "count": _count, "score": _score,
+            "shown": show_bound, "percent": percent, "small": small, "when": _when, "count": _count, "score": _score,
             "plain": lambda text: printable(str(text)), "urlencode": lambda text: quote(str(text), errors="replace"),
         }  # fmt: skip
         self._templates.globals |= {

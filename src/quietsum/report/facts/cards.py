@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quietsum.plan import Clause, GuaranteeCard
-from quietsum.report.figures import shown, small
+from quietsum.report.figures import show_bound, small
 
 __all__ = ["card_of_training"]
 
@@ -67,5 +67,5 @@ def _unit(name: str, title: str, unit: Mapping[str, Any] | None, missing: str) -
         )  # fmt: skip
     return Clause(
         name=f"{name}-recipients", section=_RECIPIENTS, title=title, provided=True, assuming=(_ADDED,),
-        text=f"ε ≤ {shown(unit['epsilon'])} per {unit['whom']} at δ = {small(unit['delta'])} ({unit['method']}).",
+        text=f"ε ≤ {show_bound(unit['epsilon'])} per {unit['whom']} at δ = {small(unit['delta'])} ({unit['method']}).",
     )  # fmt: skip

@@ -35,7 +35,7 @@ from quietsum.plan import (
     resolve,
 )
 from quietsum.privacy import PrivacyUnit
-from quietsum.report import percent, shown
+from quietsum.report import percent, show_bound
 from quietsum.web.pages.runs import whole
 from quietsum.web.pictures import draw, draw_gauge
 from quietsum.web.rendering import View, view_of
@@ -196,7 +196,7 @@ def _describe(resolved: ResolvedPlan) -> dict[str, Any]:
     noise = resolved.noise_of(unit)
     facts = [
         ("noise multiplier σ", "–" if noise is None else f"{noise:.4g}"),
-        ("the whole plan", f"ε ≤ {shown(whole_plan.epsilon)} per {whole_plan.whom} at δ = {whole_plan.delta:g}"),
+        ("the whole plan", f"ε ≤ {show_bound(whole_plan.epsilon)} per {whole_plan.whom} at δ = {whole_plan.delta:g}"),
         ("the best attacker is right", f"at most {percent(0.5 * (1 + advantage))} of the time (a coin: 50 %)"),
         ("noise in a step", _noise(resolved, unit)),
         ("method", whole_plan.method),
