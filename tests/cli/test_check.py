@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,3 +150,15 @@ def test_no_claim_names_code() -> None:
     Path("code.toml").write_text('trainer = "trainer_to_check:good"\n' + CLAIM.format(epochs=10))
     assert "trainer: unknown key" in run("check", "code.toml", code=2)
     assert "trainer_to_check" not in sys.modules
+
+
+def test_a_check_of_settings_needs_the_base_install_alone(place: Path) -> None:
+    """In a fresh interpreter: no torch, no Flower, no YAML library is loaded."""
+    code = (
+        "import sys; from quietsum.audit import check_claim, read_claim; "
+        "check_claim(read_claim('good.toml')); print(*sorted({'torch', 'flwr', 'opacus', 'yaml'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=place, timeout=120, check=True
+    )
+    assert done.stdout.strip() == ""

@@ -205,7 +205,7 @@ def line_of(
         event=event,
         least=least,
         floor=floor,
-        remarks=(*found, *_remark_statement(stated, at)),
+        remarks=(*found, *_remark_statement(stated, at, unit)),
     )
 
 
@@ -228,7 +228,7 @@ def _remark_coarser(unit: PrivacyUnit, protects: PrivacyUnit, size: int | None) 
     return mistake("unit", f"{text}: {size} here", instead)
 
 
-def _remark_statement(stated: Stated, delta: float) -> list[Remark]:
+def _remark_statement(stated: Stated, delta: float, unit: PrivacyUnit) -> list[Remark]:
     """What is wrong with a statement, for any mechanism."""
     found = []
     if stated.units is not None and delta * stated.units >= 1:
@@ -236,7 +236,7 @@ def _remark_statement(stated: Stated, delta: float) -> list[Remark]:
             mistake(
                 "delta",
                 f"δ = {delta:g} is not below 1/n = {1 / stated.units:.3g}: publishing one whole "
-                f"{stated.unit or 'record'} at random would keep this promise",
+                f"{unit} at random would keep this promise",
                 f"state ε at δ ≤ 1/(10 n) = {0.1 / stated.units:.2g}",
                 always=True,
             )

@@ -21,9 +21,7 @@ CONTRADICTED = 5
 
 ClaimArgument = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[CLAIM]", show_default=False, help="Settings and a stated ε: TOML, JSON, plain YAML or CSV."
-    ),
+    typer.Argument(metavar="CLAIM", show_default=False, help="Settings and a stated ε: TOML, JSON, plain YAML or CSV."),
 ]
 TrainerOption = Annotated[
     str | None,
