@@ -383,13 +383,13 @@ def test_an_enrolment_is_no_draw_and_pays_for_none() -> None:
 
 
 def test_the_list_of_entries_calls_a_session_by_its_name() -> None:
-    from quietsum.cli.look.ledger_entries import _when
+    from quietsum.report import describe_entry
 
     liar = Liar()
     liar.open()
     liar.open()
     ledger = liar.place.ledger
-    told = [_when(ledger, entry) for entry in ledger.entries() if entry.kind is Kind.WITNESS]
+    told = [describe_entry(ledger, entry)[0] for entry in ledger.entries() if entry.kind is Kind.WITNESS]
     assert told[-2:] == ["groups drawn, session 1", "groups drawn, session 2"]
 
 

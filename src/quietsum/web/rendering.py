@@ -1,8 +1,8 @@
 """Templates and files: how values become pages, and which files the dashboard sends.
 
-Every text that stands in a page is escaped: strangers may have chosen it, and a run may be called ``<script>``. Only pictures, whose
-functions escape what they write, go in as they are. The files are read when the dashboard starts; a name that is none
-of theirs does not exist.
+Every text that stands in a page is escaped: strangers may have chosen it, and a run may be called ``<script>``. Only
+pictures, whose functions escape what they write, go in as they are. The files are read when the dashboard starts; a
+name that is none of theirs does not exist.
 """
 
 from __future__ import annotations
