@@ -233,9 +233,7 @@ def pages(place: Path) -> None:
             )  # fmt: skip
             row = [kind, len(addresses), *(f"{1e3 * value:.0f}" for value in figures)]
             print("| " + " | ".join(map(str, row)) + " |", flush=True)
-    print(
-        "\nmilliseconds; processor is the mean that a request costs the dashboard's process, however busy the machine is"
-    )
+    print("\nmilliseconds; processor: the mean cost of a request to the process, however busy the machine is")
     print(f"the very first request, which opens the ledger: {1e3 * first:.0f} ms (status {status})")
 
 
