@@ -32,7 +32,7 @@ __all__ = ["Reader"]
 
 MOST_KEPT = 4096
 """Values that are kept at a time; the oldest goes first."""
-AHEAD = 40
+AHEAD = 30
 """Runs that are read ahead."""
 FORECAST = 24
 """Rounds of which the forecast of a run is drawn."""
