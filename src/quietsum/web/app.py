@@ -6,6 +6,7 @@ machine; what is a mistake of ours says nothing but that, and the log of the pro
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 def create_app(reader: Reader, access: Access, *, ahead: bool = False) -> ASGIApp:
     """The dashboard of ``reader``'s workspace, for those whom ``access`` lets in.
 
-    ``ahead`` begins the planner's process before its page is asked for.
+    ``ahead`` reads the first page, and begins the planner's process, before they are asked for.
     """
     view = View(reader, access, LedgerCheck(reader))
     streams, files = Streams(view), Files()
@@ -42,6 +43,7 @@ def create_app(reader: Reader, access: Access, *, ahead: bool = False) -> ASGIAp
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         if ahead:
             view.thinker.begin()
+            asyncio.get_running_loop().run_in_executor(None, reader.read_ahead)
         try:
             yield
         finally:

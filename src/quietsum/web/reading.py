@@ -32,6 +32,8 @@ __all__ = ["Reader"]
 
 MOST_KEPT = 4096
 """Values that are kept at a time; the oldest goes first."""
+AHEAD = 30
+"""Runs that are read ahead."""
 FORECAST = 24
 """Rounds of which the forecast of a run is drawn."""
 
@@ -53,6 +55,15 @@ class Reader:
     def ledger_path(self) -> Path:
         """The ledger that is shown: the site's own where there is a policy, else the workspace's."""
         return self.workspace.ledger if self.policy is None else self.policy.path(self.policy.site.ledger)
+
+    def read_ahead(self) -> None:
+        """Open the ledger and read what the first page shows, before it is asked for; what is broken it will say."""
+        with contextlib.suppress(QuietsumError, OSError):
+            folders, _ = self.folders()
+            with self.ledger() as ledger:
+                self.keep_value("books", ledger.head.sequence, ledger.lifetime)
+            for folder in folders[:AHEAD]:
+                self.line(folder)
 
     def close(self) -> None:
         """Let go of the ledger."""

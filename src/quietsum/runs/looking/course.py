@@ -74,9 +74,12 @@ def read_course(path: Path) -> Course:
             database.close()
         by_round: dict[int, dict[str, float]] = {}
         measured_on: dict[str, str] = {}
+        names_shown: dict[object, str] = {}
         for number, name, value, on in scores:
-            by_round.setdefault(int(number), {})[printable(str(name))] = _finite(value)
-            measured_on[printable(str(name))] = printable(str(on))
+            shown = names_shown.get(name) or names_shown.setdefault(name, printable(str(name)))
+            by_round.setdefault(int(number), {})[shown] = _finite(value)
+            if shown not in measured_on:
+                measured_on[shown] = printable(str(on))
         found = {
             int(number): FinishedRound(
                 round=int(number), asked=_count(asked), kept=_count(kept), scores=by_round.get(int(number), {}),

@@ -21,7 +21,7 @@ from quietsum.web.rendering import View, view_of
 
 __all__ = ["list_runs", "live_values", "show_round_table", "show_rounds", "show_run"]
 
-PAGE = 40
+PAGE = 25
 ROUNDS = 100
 LATEST = 12
 """Rounds that the page of a run shows; the others stand on pages of their own."""
@@ -46,7 +46,7 @@ def whole(request: Request, name: str, default: int, most: int = 10**9) -> int:
 
 
 def list_runs(request: Request) -> Response:
-    """All runs, the newest first, forty a page; with ``q`` those whose name holds it."""
+    """All runs, the newest first, some a page; with ``q`` those whose name holds it."""
     view = view_of(request)
     wanted, number = request.query_params.get("q", "")[:100], whole(request, "page", 1)
     folders, damaged = view.reader.folders()
