@@ -1,7 +1,7 @@
 """Canaries at a party of a federation: its coins, and what the steps of each of its rounds released of them.
 
 The canaries of a training at one site (:mod:`quietsum.learning.canaries.carrying`) go through every step of one loop.
-Those of a federation's party go through the steps of its rounds, whoever makes them, numpy or torch. Their coins are
+Those of a federation's party go through the steps of its rounds, in numpy or torch. Their coins are
 thrown once a run, before the first round. A round's record is written when the round's update is made; a round that
 fails or is lost is absent.
 
@@ -155,7 +155,7 @@ def label_of(run: str, party: str) -> str:
 def canaries_of(resolved: ResolvedPlan, folder: Path, run: str) -> Mapping[str, PartyCanaries] | None:
     """The canaries of each party, new ones or those that were thrown before; None if the plan has none.
 
-    ``folder`` is the run's. On one machine whoever holds it holds the data of all parties.
+    ``folder`` is the run's; on one machine its holder holds the data of all parties.
     """
     count = resolved.plan.training.canaries
     if not count:

@@ -1,7 +1,7 @@
 """The guarantee card of a training at one site: the clauses of a federation's card that are about one site alone.
 
 A federation's card is made from its plan before the first round. A training has no server, no other parties and no
-masks; what remains is what recipients learn, whether the result is right, and what nobody promises.
+masks; what remains is what recipients learn, whether the result is right, and what no training promises.
 """
 
 from __future__ import annotations
