@@ -119,6 +119,20 @@ class Norm(nn.Module):
         return (kept * (1.0 + self.weight.double())).to(x.dtype)
 
 
+class Listed(nn.Module):
+    """Scales in a list and in a dictionary, which have no forward of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList([nn.Parameter(torch.randn(4)) for _ in range(2)])
+        self.named, self.head = nn.ParameterDict({"shift": nn.Parameter(torch.randn(1, 4))}), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for scale in self.scales:
+            x = torch.tanh(x * scale + self.named["shift"])
+        return self.head(x).mean(1)
+
+
 def agrees(model: nn.Module, x: Tensor, *, why: str = KNOWN, engine: str = "bookkeeping") -> None:
     for dtype, most in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
         model = model.to(dtype)
@@ -148,10 +162,11 @@ def test_a_sequence_as_long_as_a_batch_is_not_taken_for_one(length: int) -> None
         (Vision(), numbers(4, 4)),
         (Queries(), numbers(5, 4)),
         (Bias(), numbers(5, 4)),
+        (Listed(), numbers(5, 4)),
         (nn.Sequential(nn.Linear(4, 4), Norm(), nn.Linear(4, 3)), numbers(5, 4)),
         (nn.Sequential(nn.Linear(4, 4), Norm(), nn.Linear(4, 3)), numbers(4)),
     ],
-    ids=["a class token", "queries", "a relative bias", "a norm of positions", "a norm"],
+    ids=["a class token", "queries", "a relative bias", "lists", "a norm of positions", "a norm"],
 )
 def test_parameters_that_no_layer_owns_equal_the_loop(model: nn.Module, x: Tensor) -> None:
     agrees(model, x)
@@ -270,7 +285,7 @@ def test_other_uses_are_left_to_other_ways_and_are_never_wrong(way: str) -> None
 
 def test_a_function_that_passes_the_rows_by_is_seen_in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """The walk over the graph sees it without the trial of gradients."""
-    monkeypatch.setattr(bookkeeping, "same_gradients", lambda *given: None)
+    monkeypatch.setattr(bookkeeping, "same_gradients", lambda *given, **more: None)
     model, batch = Odd("a function of its own").double(), (numbers(5, 4), labels())
     engine = engine_for("auto", model, loss, Flat(max_norm=0.5))
     found = torch.cat([part.flatten() for part in engine.clipped_sum(batch)])
@@ -313,7 +328,7 @@ def test_rows_that_reach_another_example_are_never_trained_on(guards: str, monke
     honest = broadcast.align
     monkeypatch.setattr(broadcast, "align", lambda shared, dimensions: _shifted(honest(shared, dimensions)))
     if guards == "the rows of the batch":
-        monkeypatch.setattr(bookkeeping, "same_gradients", lambda *given: None)
+        monkeypatch.setattr(bookkeeping, "same_gradients", lambda *given, **more: None)
     if guards == "the trial":
         monkeypatch.setattr(bookkeeping.BookkeepingEngine, "_refuse_moved_rows", lambda *given: None)
     model, batch = Looked("t, d").double(), (tokens(4), labels())
@@ -327,7 +342,7 @@ def test_rows_that_reach_another_example_are_never_trained_on(guards: str, monke
 def test_the_control_without_any_guard_the_shift_is_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = broadcast.align
     monkeypatch.setattr(broadcast, "align", lambda shared, dimensions: _shifted(honest(shared, dimensions)))
-    monkeypatch.setattr(bookkeeping, "same_gradients", lambda *given: None)
+    monkeypatch.setattr(bookkeeping, "same_gradients", lambda *given, **more: None)
     monkeypatch.setattr(bookkeeping.BookkeepingEngine, "_refuse_moved_rows", lambda *given: None)
     model, batch = Looked("t, d").double(), (tokens(4), labels())
     found = vector("auto", model, batch, Flat(max_norm=0.5))

@@ -105,6 +105,21 @@ def test_a_wrong_rule_is_caught_at_the_first_batch(name: str, function: Callable
         vector(name, model(), (numbers(5, 4), labels()), Flat(max_norm=0.5))
 
 
+def test_a_wrong_rule_is_caught_in_half_precision_and_a_right_one_is_not(table: None) -> None:
+    net, batch = model().float(), (numbers(5, 4).float(), labels())
+
+    def mixed(model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return loss(model, batch)
+
+    for function in (without_the_gain, of_the_whole_batch, nothing):
+        rule(Turned)(function)
+        with pytest.raises(InvalidParameter, match="gives other gradients"):
+            engine_for("auto", net, mixed, Flat(max_norm=0.5)).clipped_sum(batch)
+    rule(Turned)(right)
+    engine_for("bookkeeping", net, mixed, Flat(max_norm=0.5)).clipped_sum(batch)
+
+
 @pytest.mark.parametrize("function", [summed, forgotten])
 def test_a_rule_without_one_gradient_for_each_example_is_refused(function: Callable[..., Any], table: None) -> None:
     rule(Turned)(function)

@@ -28,7 +28,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.learning.clipping import Clip
 from quietsum.learning.engines.batch_mixing import NORMS, mixing_now, refuse_mixing
 from quietsum.learning.engines.completeness import find_unaccounted
-from quietsum.learning.engines.dense import stacks_in
+from quietsum.learning.engines.dense import DenseStack, stacks_in
 from quietsum.learning.engines.layers import Use
 from quietsum.learning.engines.naive import NaiveEngine
 from quietsum.learning.engines.protocol import (
@@ -48,7 +48,7 @@ from quietsum.learning.engines.protocol import (
 from quietsum.learning.engines.recurrent import unroll
 from quietsum.learning.engines.shared.broadcast import Broadcast, NewPath, NotCovered, RowPlan
 from quietsum.learning.engines.shared.tied import join
-from quietsum.learning.engines.tracing import slots_of
+from quietsum.learning.engines.tracing import Slot, slots_of
 from quietsum.learning.engines.trial import (
     NothingFinite,
     few_of,
@@ -294,6 +294,7 @@ class BookkeepingEngine:
         if not edges:
             return
         gradients: deque[Tensor | None] = deque(torch.autograd.grad(ours.sum(), edges, allow_unused=True))
+        half = any(part is not None and part.element_size() < 4 for part in gradients)
         with torch.no_grad():
             uses = self._uses(gradients, rows)
             norms = self._norms_of(uses, rows)
@@ -305,7 +306,7 @@ class BookkeepingEngine:
             with torch.no_grad():
                 return self._weigh(list(uses), [one] * len(self._groups))
 
-        wrong = same_gradients(plain, self._parameters, weigh, whole, self._clip.order)
+        wrong = same_gradients(plain, self._parameters, weigh, whole, self._clip.order, half=half)
         if wrong is not None:
             for slot in self._slots:
                 if slot.checked and wrong in slot.parameters:
@@ -331,11 +332,11 @@ class BookkeepingEngine:
             slot.begin()
         for stack in self._stacks:
             stack.forget()
-        for slot in slots:
-            slot.lend()
-        for stack in stacks:
-            stack.lend()
+        lent: list[Slot | DenseStack] = []
         try:
+            for one in (*slots, *stacks):
+                one.lend()
+                lent.append(one)
             if not self._by_step:
                 losses = losses_of(self._loss, self._model, batch, rows)
             else:
@@ -345,10 +346,8 @@ class BookkeepingEngine:
                 raise NotCovered(f"the losses do not depend on the examples, only on {losses.label}")
             return losses
         finally:
-            for stack in stacks:
-                stack.take_back()
-            for slot in slots:
-                slot.take_back()
+            for one in reversed(lent):
+                one.take_back()
 
     def _step(self, module: nn.Module, weight: str, given: Tensor, out: Tensor) -> None:
         slot = self._by_step.get((id(module), weight))

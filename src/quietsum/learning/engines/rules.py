@@ -123,10 +123,12 @@ def _by_rule(function: Rule, module: nn.Module, names: Sequence[str], entries: E
     for name in names:
         shape = module._parameters[name].shape  # type: ignore[union-attr]
         parts = [_one(one, name, shape, rows, type(module).__name__) for one in said]
-        if all(isinstance(part, Tensor) for part in parts):
-            uses.append(layers.InstanceUse([functools.reduce(torch.add, parts)]))  # type: ignore[list-item]
-        elif all(isinstance(part, tuple) for part in parts):
-            left, right = (torch.cat([part[side] for part in parts], 1) for side in (0, 1))
+        tensors = [part for part in parts if isinstance(part, Tensor)]
+        pairs = [part for part in parts if not isinstance(part, Tensor)]
+        if not pairs:
+            uses.append(layers.InstanceUse([functools.reduce(torch.add, tensors)]))
+        elif not tensors:
+            left, right = (torch.cat([pair[side] for pair in pairs], 1) for side in (0, 1))
             uses.append(layers.MatrixUse(right, left, weight=True, bias=False, room=layers.Room()))
         else:
             wrong = "gives a tensor at one call and a pair at another"

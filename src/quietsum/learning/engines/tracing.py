@@ -249,11 +249,13 @@ class Slot:
     def _hand_out(self) -> None:
         """In place of each parameter stands one that looks the same and has a row for each example."""
         own: dict[str, Any] = self.module._parameters
-        self.kept = {name: own[name] for name in self.names}
-        for name, parameter in self.kept.items():
-            own[name] = Broadcast.over(
-                parameter, functools.partial(self._rows_of, name, parameter), self.label, self.plan
-            )
+        kept = {name: own[name] for name in self.names}
+        handed = {
+            name: Broadcast.over(parameter, functools.partial(self._rows_of, name, parameter), self.label, self.plan)
+            for name, parameter in kept.items()
+        }
+        self.kept = kept
+        own.update(handed)
 
     def _rows_of(self, name: str, parameter: nn.Parameter) -> Tensor:
         self.count += 1
@@ -265,6 +267,7 @@ class Slot:
         """The module is as it was."""
         if self.direct:
             self.module._parameters.update(self.kept)
+            self.kept = {}
             return
         if self.lent is None:
             self.module.__dict__.pop("forward", None)

@@ -25,8 +25,9 @@ from quietsum.learning.engines.shared.broadcast import NotCovered
 
 __all__ = ["NothingFinite", "few_of", "refuse_rule", "replayed", "same_gradients", "same_losses", "sound_first"]
 
-_APART = {torch.float64: 1e-8, torch.float32: 1e-3}
-_APART_HALF = 0.1
+_FINE = {torch.float64: (1e-8, 1e-10), torch.float32: (1e-3, 1e-5)}
+_ROUGH, _HALF = (2e-2, 2e-3), (0.1, 1e-2)
+"""How far two sums may be apart: times the gradient of the parameter, and times that of all parameters."""
 
 
 class NothingFinite(Exception):
@@ -57,14 +58,16 @@ def replayed(run: Callable[[], Tensor], batch: Batch) -> Tensor:
         return run()
 
 
-def _within(losses: Tensor) -> float:
-    half = torch.is_autocast_enabled(losses.device.type)
-    return _APART_HALF if half else _APART.get(losses.dtype, _APART_HALF)
+def _within(losses: Tensor, half: bool) -> tuple[float, float]:
+    if half or losses.dtype not in _FINE:
+        return _HALF
+    rough = losses.is_cuda or torch.get_float32_matmul_precision() != "highest"  # a card's convolutions use TF32
+    return _ROUGH if rough and losses.dtype == torch.float32 else _FINE[losses.dtype]
 
 
 def same_losses(ours: Tensor, plain: Tensor) -> bool:
     """Up to rounding; NaN is NaN."""
-    within = _within(plain)
+    within = 1e-8 if plain.dtype == torch.float64 else 1e-2
     return bool(torch.isclose(ours, plain, rtol=within, atol=within, equal_nan=True).all())
 
 
@@ -74,28 +77,31 @@ def same_gradients(
     weigh: Callable[[int], Sequence[Tensor]],
     norms: Tensor,
     order: int,
+    *,
+    half: bool = False,
 ) -> int | None:
     """The number of the first parameter whose gradient for some example is another one by the books; None: all agree.
 
     ``plain`` are the losses without bookkeeping; ``weigh(i)`` is the gradient of example i by the books, ``norms``
-    what they say of its norm. Raises :class:`NothingFinite` if no example has a finite gradient, and
-    :class:`~quietsum.learning.engines.shared.broadcast.NotCovered` for a norm that is too small.
+    what they say of its norm, ``half`` whether anything was rounded to half precision. Raises :class:`NothingFinite`
+    if no example has a finite gradient, and :class:`~quietsum.learning.engines.shared.broadcast.NotCovered` for a norm
+    that is too small.
     """
-    within, judged = _within(plain), 0
+    (own, every), judged = _within(plain, half), 0
     for row in range(len(plain)):
         found = torch.autograd.grad(
             plain[row], parameters, retain_graph=True, allow_unused=True, materialize_grads=True
         )
-        sizes = joint_norm([torch.linalg.vector_norm(part.float(), ord=order).double()[None] for part in found], order)
+        sizes = joint_norm([torch.linalg.vector_norm(part.double(), ord=order)[None] for part in found], order)
         whole = float(sizes)
         if not math.isfinite(whole):
             continue
         judged += 1
         for number, (one, two) in enumerate(zip(weigh(row), found, strict=True)):
             apart = float(torch.linalg.vector_norm(one.double() - two.double()))
-            if not apart <= within * (float(torch.linalg.vector_norm(two.double())) + 1e-3 * whole):
+            if not apart <= own * float(torch.linalg.vector_norm(two.double())) + every * whole:
                 return number
-        if not float(norms[row]) >= whole * (1 - max(within, 1e-5)):
+        if not float(norms[row]) >= whole * (1 - own):
             raise NotCovered("the norm of an example is smaller by the books than by torch")
     if not judged:
         raise NothingFinite
