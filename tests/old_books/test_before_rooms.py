@@ -163,7 +163,7 @@ def _messages() -> dict[str, Any]:
         letter, _ = inside.wire.write_letter("hello", {}, ledger, payload=b"more")
     header, _ = json.JSONDecoder().raw_decode(letter[10:].decode("latin-1"))
     frames = inside.frames
-    frame = frames.write(
+    frame = frames.write_frame(
         frames.Step.OPEN, bytes(32), sender="a", receiver="b", payload=b"more", identity=inside.identity.fresh()
     )
     return {
