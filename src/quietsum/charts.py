@@ -197,7 +197,7 @@ def decimals(errors: Iterable[float], *, most: int = 8) -> int:
 
 
 def html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table for a notebook; every cell is text, whatever is in it.
+    """A table for a notebook; every cell is shown as text, markup included.
 
     >>> html_table(("ε",), [("<b>",)])
     '<table><tr><th align=left>ε</th></tr><tr><td>&lt;b&gt;</td></tr></table>'
