@@ -18,7 +18,7 @@ Per person, both sides use at most so many records of each as PEOPLE says, and O
 out. ``signal`` is Z of quietsum.plan.Learnable, which ``quietsum plan`` prints: below 5 it says that nothing can be
 learnt. What is gained counts over chance: AUC 0.5, the largest class. A row where tuning gains less than 0.05 says
 nothing about defaults and leaves the ratio. Test rows are scored once a run, after the last step; all rows are
-published, so choosing costs no one anything. Scores of ``heart`` are those of its four hospitals pooled.
+published, so choosing costs nobody anything. Scores of ``heart`` are those of its four hospitals pooled.
 """
 
 from __future__ import annotations
@@ -178,7 +178,8 @@ def config_of(job: Values, task: Any, kind: Any) -> Any:
     if job.get("unit") == "person":  # of each person so many records are kept, and a batch is drawn from those
         import numpy as np
 
-        size = min(size, int(np.minimum(np.unique(task.people(), return_counts=True)[1], PEOPLE[job["task"]]).sum()))
+        counts = np.unique(task.people(), return_counts=True)[1]
+        size = min(size, int(np.minimum(counts, PEOPLE[job["task"]]).sum()))
     batch = max(1, min(size, round(size * passes / how["steps"])))
     more = {"batch_size": batch, "epochs": passes, "max_grad_norm": how["clip"], "clipping": "flat"}
     return kind(**stated, **more, ema_decay=0.95)
@@ -328,8 +329,9 @@ def table(rows: list[Row], *, markdown: bool) -> None:
     for row in rows:
         shown = [f"{row.means[side]:.3f}" if side in row.means else "–" for side in ("defaults", "tuned", "opacus")]
         kept = "–" if row.kept is None else f"{row.kept:.2f}"
-        about = (row.task, row.unit, f"{row.epsilon:g}", f"{row.signal:.0f}", row.metric, f"{row.chance:.3f}")
-        cells.append((*about, *shown, kept))
+        cells.append(
+            (row.task, row.unit, f"{row.epsilon:g}", f"{row.signal:.0f}", row.metric, f"{row.chance:.3f}", *shown, kept)
+        )
     if markdown:
         print("| " + " | ".join(heading) + " |\n|" + "---|" * len(heading))
         print("\n".join("| " + " | ".join(line) + " |" for line in cells))

@@ -97,7 +97,7 @@ def test_what_is_neither_arrays_nor_tables_passes_through_untouched() -> None:
     listed = [(torch.zeros(3), 0)]
     for data in (listed, torch.zeros(3), None, [], (torch.zeros(2, 3), torch.zeros(2)), {"a": 1}):
         assert as_records(data) is data
-    assert join_labels(listed, [0]) == (listed, [0])
+    assert join_labels(listed, ([0],)) == (listed, [0])
 
 
 def refused(*data: Any, **options: Any) -> str:
@@ -122,6 +122,18 @@ def test_labels_of_another_length_or_of_the_inputs_shape_are_refused() -> None:
     inputs, labels = arrays()
     assert "train((X, y), (X_val, y_val))" in refused(inputs, labels[:10])
     assert "say which" in refused(inputs, inputs.copy())
+
+
+def test_labels_by_place_go_with_validation_by_name() -> None:
+    inputs, labels = arrays()
+    others = inputs[:20].copy(), labels[:20].copy()
+    first, second = trainer(), trainer()
+    assert first.train(inputs, labels, val_loader=others).metrics == second.train((inputs, labels), others).metrics
+    told = r"train\(X, y, val_loader=\(X_val, y_val\)\)"
+    with pytest.raises(InvalidParameter, match=told):
+        trainer().train(inputs, labels, others)
+    with pytest.raises(InvalidParameter, match=told):
+        trainer().train([(inputs[0], 0)], labels, val_loader=others)
 
 
 def test_validation_arrays_are_scored_and_those_that_share_memory_with_the_records_are_refused() -> None:

@@ -246,8 +246,8 @@ class PrivateTrainer:
     def train(
         self,
         train_loader: Any,
+        *second: Any,
         val_loader: Iterable[Any] | None = None,
-        *,
         num_epochs: int | None = None,
         learning_rate: float | None = None,
         optimizer: str | OptimizerKind | type[torch.optim.Optimizer] | torch.optim.Optimizer | None = None,
@@ -261,8 +261,8 @@ class PrivateTrainer:
         """Run the plan, or what is left of it, and return what may be known.
 
         ``train_loader`` is a DataLoader (its batching is replaced by Poisson sampling), a Dataset, or a tuple of
-        tensors, numpy arrays or tables; ``train(X, y)`` is ``train((X, y))``. ``val_loader`` holds records that need no
-        protection: scores on them are free and are printed.
+        tensors, numpy arrays or tables; ``train(X, y)`` is ``train((X, y))``. ``val_loader``, by name or in the second
+        place, holds records that need no protection: scores on them are free and are printed.
         The first call fixes the schedule; a later one goes on where it stopped, and has nothing to do when the plan is
         done. ``resume`` goes on with a run of the workspace whose process has ended, behind the steps that were charged
         then: those of a killed chunk are lost, and where no others are left the last checkpoint is the model.
@@ -285,7 +285,7 @@ class PrivateTrainer:
         ``quietsum.learning.trainer`` has every epoch with its seconds at level INFO.
         """
         self._callbacks, self._progress = as_callbacks(callbacks), progress
-        train_loader, val_loader = join_labels(train_loader, val_loader)
+        train_loader, val_loader = join_labels(train_loader, second, val_loader)
         refuse_shared(train_loader, val_loader)
         dtype = self._parameters[0].dtype
         train_loader = as_records(train_loader, dtype=dtype)

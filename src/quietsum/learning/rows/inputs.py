@@ -47,8 +47,26 @@ def as_records(data: Any, *, name: str = "data", dtype: torch.dtype = torch.floa
     )
 
 
-def join_labels(data: Any, second: Any) -> tuple[Any, Any]:
-    """``train(X, y)`` as data and validation data: ``((X, y), None)`` where the second argument is labels."""
+def join_labels(data: Any, rest: tuple[Any, ...], validation: Any = None) -> tuple[Any, Any]:
+    """``train(X, y)`` as data and validation data: ``((X, y), None)`` where the second argument is labels.
+
+    ``rest`` are further arguments by place, one at most; beside a ``validation`` that is named it holds the labels.
+    """
+    if len(rest) > 1 or (rest and validation is not None and not (_foreign(data) or isinstance(data, Tensor))):
+        problem = "are more than inputs and labels" if len(rest) > 1 else "stands beside val_loader"
+        remedy = "write train(X, y, val_loader=(X_val, y_val)), or train(loader, val_loader=other)"
+        raise InvalidParameter("arguments", f"{1 + len(rest)} by place", problem, remedy)
+    second = rest[0] if rest else validation
+    found, left = _join(data, second)
+    if validation is None or not rest:
+        return found, left
+    if left is not None:
+        remedy = "write train(X, y, val_loader=(X_val, y_val))"
+        raise InvalidParameter("y", type(second).__name__, "are no labels of the inputs", remedy)
+    return found, validation
+
+
+def _join(data: Any, second: Any) -> tuple[Any, Any]:
     if not (_foreign(data) or isinstance(data, Tensor)):
         return data, second
     if not (_foreign(second) or isinstance(second, Tensor) or _labels_listed(second)):
