@@ -277,6 +277,7 @@ WRITERS = {
     "runs/folder.py": "a lock",
     "learning/spending.py": "a lock",
     "cli/sites/check.py": "a lock",
+    "cli/look/machine.py": "a file without a name, to see whether the disk takes one",
     "runs/progress.py": "events for the operator, line by line",
     "cli/app.py": "/dev/null, for a reader that has left",
 }

@@ -8,6 +8,7 @@ have tests of their own.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import re
 import shlex
@@ -21,6 +22,7 @@ import typer
 
 from quietsum.alerts.settings import alert_keys
 from quietsum.analytics.questions import question_keys
+from quietsum.audit import ClaimFile, Stated, list_systems
 from quietsum.cli.app import app
 from quietsum.defence.validation.schema_file import schema_keys
 from quietsum.party.policy_file import policy_keys
@@ -40,6 +42,11 @@ ROOTS: Mapping[str, set[str]] = {
     "alerts.toml": {*alert_keys()},
     "questions.toml": {*question_keys()},
     "data.toml": {*schema_keys()},
+    "claim.toml": {
+        *(one.name for one in dataclasses.fields(ClaimFile)),
+        *(f"claim.{one.name}" for one in dataclasses.fields(Stated)),
+        *(f"settings.{one.name}" for system in list_systems() for one in dataclasses.fields(system.settings)),
+    },
 }
 FREE = ("options", "rules.chance", "label.shares", "tasks.here", "questions.where")
 """Tables whose keys are names of the user's own: options of a task, scores, classes, columns."""

@@ -1,4 +1,4 @@
-"""Notebook: a value as a small table of HTML, for the cells of Jupyter and whatever else asks for ``_repr_html_``.
+"""Notebook: a value as a small table of HTML, for the cells of Jupyter and other programs that ask for ``_repr_html_``.
 
 All texts are escaped, since titles, reasons and names may be somebody else's. A table states no colours, so it reads in
 a light and in a dark notebook; a picture is an image of its own, whose style cannot reach the page around it and which

@@ -9,7 +9,7 @@ import pytest
 
 from quietsum.errors import CorruptState
 from quietsum.privacy import PrivacyUnit
-from quietsum.runs import Course, Recorder, count_drop_outs, read_course
+from quietsum.runs import Recorder, RunCourse, count_drop_outs, read_course
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_drop_outs_are_counted_by_round_with_the_last_reason(path: Path) -> None
 
 
 def test_where_there_is_no_file_there_is_no_course(tmp_path: Path) -> None:
-    assert read_course(tmp_path / "run.db") == Course() and count_drop_outs(tmp_path / "run.db") == []
+    assert read_course(tmp_path / "run.db") == RunCourse() and count_drop_outs(tmp_path / "run.db") == []
 
 
 @pytest.mark.parametrize(

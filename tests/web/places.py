@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from starlette.testclient import TestClient
 
 from quietsum.runs import Workspace, add_check
-from quietsum.web import Access, Reader, create_app
+from quietsum.web import DashboardAccess, PageReader, create_app
 from quietsum.web.pages.planner import work_out
 from quietsum.web.rendering import View
 
@@ -37,8 +37,8 @@ def look(
 
     The planner works in this process, which is quicker for a test, unless it is to be ``beside``.
     """
-    access = Access(hosts=frozenset({HOST}), token=token, operator=operator)
-    app = create_app(Reader(Workspace(path=place), **more), access)
+    access = DashboardAccess(hosts=frozenset({HOST}), token=token, operator=operator)
+    app = create_app(PageReader(Workspace(path=place), **more), access)
     with TestClient(app, follow_redirects=False) as client:
         if not beside:
             view_of_app(client).thinker.ask = work_out  # type: ignore[method-assign]

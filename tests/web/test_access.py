@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from quietsum.web import Access
-from quietsum.web.access import LONGEST_HEADERS, LONGEST_PATH, LONGEST_QUERY, MOST_REQUESTS, POLICY, is_loopback
+from quietsum.web import DashboardAccess
+from quietsum.web.access import LONGEST_HEADERS, LONGEST_PATH, LONGEST_QUERY, MOST_REQUESTS, POLICY, is_loopback_host
 from web.places import HOST, copy_old, get_raw, look
 
 TOKEN = "a-token-of-the-test"
@@ -111,9 +111,9 @@ def test_nothing_but_reading_is_answered(unguarded: TestClient, method: str) -> 
 def test_no_route_takes_anything_but_reading() -> None:
     """The routes themselves, behind the guard."""
     from quietsum.runs import Workspace
-    from quietsum.web import Reader, create_app
+    from quietsum.web import PageReader, create_app
 
-    app = create_app(Reader(Workspace(path=Path("nowhere"))), Access(hosts=frozenset()))
+    app = create_app(PageReader(Workspace(path=Path("nowhere"))), DashboardAccess(hosts=frozenset()))
     routes = app._app.routes  # type: ignore[attr-defined]
     assert len(routes) > 10 and all(route.methods == {"GET", "HEAD"} for route in routes)
 
@@ -166,26 +166,28 @@ def test_pages_hold_no_script_style_or_address_of_another_place(unguarded: TestC
 
 def test_a_mistake_of_ours_tells_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from quietsum.runs import Workspace
-    from quietsum.web import Reader, create_app
+    from quietsum.web import PageReader, create_app
 
-    def fail(_: Reader) -> None:
+    def fail(_: PageReader) -> None:
         raise ValueError(f"secret of {place}")
 
-    monkeypatch.setattr(Reader, "folders", fail)
-    app = create_app(Reader(Workspace(path=place)), Access(hosts=frozenset({HOST})))
+    monkeypatch.setattr(PageReader, "folders", fail)
+    app = create_app(PageReader(Workspace(path=place)), DashboardAccess(hosts=frozenset({HOST})))
     with TestClient(app, raise_server_exceptions=False) as client:
         answer = client.get("/")
     assert answer.status_code == 500 and answer.text == "something failed\n"
 
 
 def test_a_token_is_asked_for_wherever_others_can_reach_it() -> None:
-    assert not Access.for_address("127.0.0.1", 8642).token and not Access.for_address("::1", 8642).token
+    assert (
+        not DashboardAccess.for_address("127.0.0.1", 8642).token and not DashboardAccess.for_address("::1", 8642).token
+    )
     for host in ("0.0.0.0", "192.168.1.7", "::", "example.org", "10.0.0.1"):
-        assert len(Access.for_address(host, 8642).token) >= 43, host
-    assert Access.for_address("127.0.0.1", 8642, operator=True).token
-    assert Access.for_address("0.0.0.0", 1).token != Access.for_address("0.0.0.0", 1).token
-    assert Access.for_address("127.0.0.1", 8642).hosts == {"localhost:8642", "127.0.0.1:8642", "[::1]:8642"}
-    assert "box.example:8642" in Access.for_address("0.0.0.0", 8642, names=["Box.example"]).hosts
+        assert len(DashboardAccess.for_address(host, 8642).token) >= 43, host
+    assert DashboardAccess.for_address("127.0.0.1", 8642, operator=True).token
+    assert DashboardAccess.for_address("0.0.0.0", 1).token != DashboardAccess.for_address("0.0.0.0", 1).token
+    assert DashboardAccess.for_address("127.0.0.1", 8642).hosts == {"localhost:8642", "127.0.0.1:8642", "[::1]:8642"}
+    assert "box.example:8642" in DashboardAccess.for_address("0.0.0.0", 8642, names=["Box.example"]).hosts
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,7 @@ def test_a_token_is_asked_for_wherever_others_can_reach_it() -> None:
      ("localhost.evil.example", False), ("127.0.0.1.evil.example", False), ("", False), ("128.0.0.1", False)],
 )  # fmt: skip
 def test_loopback_is_what_no_other_machine_can_reach(host: str, local: bool) -> None:
-    assert is_loopback(host) is local
+    assert is_loopback_host(host) is local
 
 
 @pytest.mark.anyio
@@ -214,7 +216,7 @@ async def test_more_requests_than_it_takes_at_a_time_are_turned_away() -> None:
     async def nothing() -> Message:
         return {"type": "http.request"}
 
-    guard = Guard(slow, Access(hosts=frozenset({HOST})))
+    guard = Guard(slow, DashboardAccess(hosts=frozenset({HOST})))
     scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": [(b"host", HOST.encode())]}
     statuses: list[int] = []
 

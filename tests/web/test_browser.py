@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from quietsum.runs import Workspace
-from quietsum.web import Dashboard, Reader, open_dashboard
+from quietsum.web import Dashboard, PageReader, open_dashboard
 from scenes import tiny_toml
 from web.places import RUNS, TRAINING, copy_old
 
@@ -64,7 +64,7 @@ def browser() -> Iterator[Any]:
 
 
 def serve(place: Path) -> Iterator[Dashboard]:
-    dashboard = open_dashboard(Reader(Workspace(path=place)), port=0, operator=True)
+    dashboard = open_dashboard(PageReader(Workspace(path=place)), port=0, operator=True)
     thread = threading.Thread(target=dashboard.run)
     thread.start()
     yield dashboard

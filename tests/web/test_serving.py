@@ -18,7 +18,7 @@ import pytest
 
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.runs import Workspace
-from quietsum.web import Dashboard, Reader, open_dashboard, serving
+from quietsum.web import Dashboard, PageReader, open_dashboard, serving
 from scenes import invoke, quietsum
 from web.places import copy_old
 
@@ -27,7 +27,7 @@ from web.places import copy_old
 def dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
     monkeypatch.setattr(serving, "PATIENCE", 0.3)
     monkeypatch.setattr("quietsum.web.thinking.Thinker.begin", lambda _: None)
-    opened = open_dashboard(Reader(Workspace(path=copy_old(tmp_path))), port=0)
+    opened = open_dashboard(PageReader(Workspace(path=copy_old(tmp_path))), port=0)
     thread = threading.Thread(target=opened.run)
     thread.start()
     yield opened
@@ -73,12 +73,12 @@ def test_a_header_without_end_is_refused(dashboard: Dashboard) -> None:
 def test_a_taken_port_and_a_strange_address_are_one_sentence(tmp_path: Path, dashboard: Dashboard) -> None:
     port = int(dashboard.address.rpartition(":")[2])
     with pytest.raises(QuietsumError, match="is taken") as taken:
-        open_dashboard(Reader(Workspace(path=tmp_path)), port=port)
+        open_dashboard(PageReader(Workspace(path=tmp_path)), port=port)
     assert taken.value.exit_code == 1
     with pytest.raises(InvalidParameter, match="is no address"):
-        open_dashboard(Reader(Workspace(path=tmp_path)), host="no.such.host.invalid", port=0)
+        open_dashboard(PageReader(Workspace(path=tmp_path)), host="no.such.host.invalid", port=0)
     with pytest.raises(InvalidParameter, match="is no port"):
-        open_dashboard(Reader(Workspace(path=tmp_path)), port=70000)
+        open_dashboard(PageReader(Workspace(path=tmp_path)), port=70000)
 
 
 def test_the_command_prints_its_address_and_ends_with_a_signal(tmp_path: Path) -> None:

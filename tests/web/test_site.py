@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from quietsum.alerts import LOG, AuditLog, alert_of_refusal
 from quietsum.party import load_policy, status_of
 from quietsum.runs import Workspace
-from quietsum.web import Access, Reader, create_app
+from quietsum.web import DashboardAccess, PageReader, create_app
 from scenes import quietsum
 from web.places import HOST
 from web.test_pages import text_of
@@ -31,8 +31,8 @@ def policy(tmp_path: Path) -> Path:
 def show(policy: Path, address: str = "/site") -> str:
     loaded = load_policy(policy)
     place = loaded.path(loaded.site.ledger).parent
-    reader = Reader(Workspace(path=place), policy=loaded)
-    with TestClient(create_app(reader, Access(hosts=frozenset({HOST})))) as client:
+    reader = PageReader(Workspace(path=place), policy=loaded)
+    with TestClient(create_app(reader, DashboardAccess(hosts=frozenset({HOST})))) as client:
         answer = client.get(address)
     assert answer.status_code == 200
     return text_of(answer.text)

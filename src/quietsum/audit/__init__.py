@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from quietsum.audit.claims.terms import StepTerms as StepTerms, step_terms as step_terms
     from quietsum.audit.claims.values import (
         ClaimFile as ClaimFile,
-        Line as Line,
+        ClaimLine as ClaimLine,
         Remark as Remark,
         RemarkKind as RemarkKind,
         Stated as Stated,

@@ -215,15 +215,15 @@ def _draws(parts: Sequence[Part]) -> tuple[Evidence, ...]:
     )
 
 
-def _drawn_inside(part: Part) -> NDArray[np.bool_]:
+def _select_drawn(part: Part) -> NDArray[np.bool_]:
     """By step, which of the canaries that are in were drawn."""
     inside: NDArray[np.bool_] = part.record.drawn[:, part.record.included]
     return inside
 
 
 def _rate_of_draws(parts: Sequence[Part]) -> Evidence:
-    count = sum(int(_drawn_inside(part).sum()) for part in parts)
-    trials, rate = sum(_drawn_inside(part).size for part in parts), parts[0].rate
+    count = sum(int(_select_drawn(part).sum()) for part in parts)
+    trials, rate = sum(_select_drawn(part).size for part in parts), parts[0].rate
     return Evidence(
         name="draws", p=binomial_p(count, trials, rate),
         found=f"canaries were drawn {_per(count, trials)} of the time, where the rate is {rate:.5g}",
@@ -234,7 +234,7 @@ def _rate_of_draws(parts: Sequence[Part]) -> Evidence:
 def _once_an_epoch(parts: Sequence[Part]) -> Evidence:
     chance, once = _once(parts[0].rate), 0
     for part in parts:
-        drawn = _drawn_inside(part)
+        drawn = _select_drawn(part)
         once += sum(int((drawn[one].sum(0) == 1).sum()) for one in _windows(part.record, part.rate))
     trials = _trials_once(parts)
     return Evidence(
@@ -250,7 +250,7 @@ def _trials_once(parts: Sequence[Part]) -> int:
 
 
 def _together(part: Part) -> Evidence:
-    per_step = _drawn_inside(part).sum(1)
+    per_step = _select_drawn(part).sum(1)
     low, high, usual = _usual(part.inside, part.rate)
     within, steps = int(((low <= per_step) & (per_step <= high)).sum()), len(per_step)
     return Evidence(

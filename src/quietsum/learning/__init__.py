@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         CanaryRound as CanaryRound,
         PartyCanaries as PartyCanaries,
         canaries_of as canaries_of,
-        carried_steps as carried_steps,
+        carry_steps as carry_steps,
         label_of as label_of,
         party_folder as party_folder,
         read_party as read_party,

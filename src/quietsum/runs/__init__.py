@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from quietsum.runs.facts import TaskFacts as TaskFacts
     from quietsum.runs.folder import RunFolder as RunFolder, Workspace as Workspace, new_name as new_name
     from quietsum.runs.looking.course import (
-        Course as Course,
         FinishedRound as FinishedRound,
+        RunCourse as RunCourse,
         count_drop_outs as count_drop_outs,
         read_course as read_course,
     )

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter
-from quietsum.learning import carried_steps, clipped_sum, gradients_of, private_steps
+from quietsum.learning import carry_steps, clipped_sum, gradients_of, private_steps
 from quietsum.plan import PartyFacts
 from quietsum.tasks.predictions import Predictions, answer_rows, fit_shape, refuse_without_onnx
 from quietsum.tasks.protocol import ChangeRows, Fits, Floats, Metrics, NumpyTask, OwnTask, Rows, Slope, Task, TorchTask
@@ -214,7 +214,7 @@ class FederatedNumpy(_Adapter):
     ) -> Floats:
         """The same with canaries behind the party's rows."""
         assert orders.mechanism is not None
-        return carried_steps(
+        return carry_steps(
             self.task,
             params,
             self._select(party, orders.max_records),

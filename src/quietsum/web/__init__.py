@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from quietsum.doors import open_door
 
 if TYPE_CHECKING:
-    from quietsum.web.access import Access as Access
+    from quietsum.web.access import DashboardAccess as DashboardAccess
     from quietsum.web.app import create_app as create_app
-    from quietsum.web.reading import Reader as Reader
+    from quietsum.web.reading import PageReader as PageReader
     from quietsum.web.serving import Dashboard as Dashboard, open_dashboard as open_dashboard
 else:
     _INSTALL = "needs a library that is not installed; pip install 'quietsum[serve]'"

@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["POLICY", "SANDBOX", "Access", "Guard"]
+__all__ = ["POLICY", "SANDBOX", "DashboardAccess", "Guard"]
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ COOKIE = "quietsum"
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Access:
+class DashboardAccess:
     """Under which ``hosts`` (as in the Host header) the dashboard answers, and the ``token`` it asks for; empty: none.
 
     ``operator`` opens the pages about single parties. :meth:`for_address` makes one that fits an address.
@@ -68,11 +68,11 @@ class Access:
     port: int = 0
 
     @classmethod
-    def for_address(cls, host: str, port: int, *, operator: bool = False, names: Iterable[str] = ()) -> Access:
+    def for_address(cls, host: str, port: int, *, operator: bool = False, names: Iterable[str] = ()) -> DashboardAccess:
         """With a random token wherever others can reach the address, and for the operator's pages."""
-        local = is_loopback(host)
+        local = is_loopback_host(host)
         known = {"localhost", "127.0.0.1", "[::1]"} if local else set()
-        known |= {_bracketed(host), *names}
+        known |= {_bracket(host), *names}
         hosts = {f"{name.lower()}:{port}" for name in known}
         if port == 80:
             hosts |= {name.lower() for name in known}
@@ -88,7 +88,7 @@ class Access:
         return hmac.compare_digest(cookie.encode(errors="replace"), self.cookie.encode())
 
 
-def is_loopback(host: str) -> bool:
+def is_loopback_host(host: str) -> bool:
     """Whether no other machine can reach ``host``."""
     if host == "localhost":
         return True
@@ -98,7 +98,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _bracketed(host: str) -> str:
+def _bracket(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
@@ -106,7 +106,7 @@ def _bracketed(host: str) -> str:
 class Guard:
     """The application behind the checks above."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: DashboardAccess) -> None:
         self._app, self._access = app, access
         self._open = 0
 

@@ -19,11 +19,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from quietsum.errors import QuietsumError
-from quietsum.web.access import Access, Guard
+from quietsum.web.access import DashboardAccess, Guard
 from quietsum.web.checking import LedgerCheck
 from quietsum.web.live import Streams
 from quietsum.web.pages import books, parties, planner, results, runs
-from quietsum.web.reading import Reader
+from quietsum.web.reading import PageReader
 from quietsum.web.rendering import Files, View
 
 __all__ = ["create_app"]
@@ -31,7 +31,7 @@ __all__ = ["create_app"]
 log = logging.getLogger(__name__)
 
 
-def create_app(reader: Reader, access: Access, *, ahead: bool = False) -> ASGIApp:
+def create_app(reader: PageReader, access: DashboardAccess, *, ahead: bool = False) -> ASGIApp:
     """The dashboard of ``reader``'s workspace, for those whom ``access`` lets in.
 
     ``ahead`` reads the first page, and begins the planner's process, before they are asked for.
@@ -62,9 +62,9 @@ def create_app(reader: Reader, access: Access, *, ahead: bool = False) -> ASGIAp
             Route("/runs/{name}/live", streams.follow),
             Route("/runs/{name}/report", results.show_report),
             Route("/compare", results.compare),
-            Route("/planner", planner.show),
+            Route("/planner", planner.show_planner),
             Route("/planner/answer", planner.answer),
-            Route("/ledger", books.show_ledger),
+            Route("/ledger", books.show_books),
             Route("/ledger/state", books.show_state),
             Route("/parties", parties.show_parties),
             Route("/site", parties.show_site),

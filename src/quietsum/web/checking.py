@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
-    from quietsum.web.reading import Reader
+    from quietsum.web.reading import PageReader
 
 __all__ = ["CheckState", "LedgerCheck"]
 
@@ -47,7 +47,7 @@ class CheckState:
 class LedgerCheck:
     """The check of one reader's ledger."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: PageReader) -> None:
         self._reader, self._state = reader, CheckState()
         self._task: asyncio.Task[None] | None = None
 

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from quietsum.charts import Chart, Gauge, Series, gauge_svg, svg
 from quietsum.privacy import PrivacyUnit
-from quietsum.runs import Course
+from quietsum.runs import RunCourse
 
 __all__ = ["draw", "draw_frontier", "draw_gauge", "draw_spending", "draw_utility"]
 
@@ -32,7 +32,7 @@ def draw_gauge(gauge: Gauge, name: str) -> Markup:
     return Markup(gauge_svg(gauge, name=name, styled=False))
 
 
-def draw_utility(course: Course, unit: PrivacyUnit, delta: float) -> Markup | None:
+def draw_utility(course: RunCourse, unit: PrivacyUnit, delta: float) -> Markup | None:
     """The first score against ε spent, round by round; None where there is no such curve."""
     score = course.score()
     if score is None:
@@ -54,7 +54,7 @@ def draw_utility(course: Course, unit: PrivacyUnit, delta: float) -> Markup | No
 
 
 def draw_spending(
-    course: Course, forecast: Sequence[tuple[int, float]], unit: PrivacyUnit, limit: float | None
+    course: RunCourse, forecast: Sequence[tuple[int, float]], unit: PrivacyUnit, limit: float | None
 ) -> Markup | None:
     """ε by round so far, with the forecast dashed and the limit as a rule; None where there is nothing to draw."""
     spent = [

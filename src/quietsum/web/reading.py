@@ -22,13 +22,13 @@ from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.ledger import Ledger, Terms, ledger_exists
 from quietsum.privacy import Budget, Guarantee
 from quietsum.report import Training, build_training, claim_of_training, list_run
-from quietsum.runs import Course, RunFolder, TaskFacts, Workspace, read_course
+from quietsum.runs import RunCourse, RunFolder, TaskFacts, Workspace, read_course
 
 if TYPE_CHECKING:
     from quietsum.party import Policy
     from quietsum.plan import ForecastRow
 
-__all__ = ["Reader"]
+__all__ = ["PageReader"]
 
 MOST_KEPT = 4096
 """Values that are kept at a time; the oldest goes first."""
@@ -41,7 +41,7 @@ _Value = TypeVar("_Value")
 
 
 @final
-class Reader:
+class PageReader:
     """The workspace, and the site where a ``policy`` is given, as the pages see them. Threads may share it."""
 
     def __init__(self, workspace: Workspace, *, policy: Policy | None = None) -> None:
@@ -150,7 +150,7 @@ class Reader:
         names = ("run.json", "plan.toml", "task.json", "run.db", "model.safetensors")
         return (*(_stamp(folder.path / name) for name in names), folder.busy())
 
-    def course(self, folder: RunFolder) -> Course:
+    def course(self, folder: RunFolder) -> RunCourse:
         """The finished rounds of a run. Raises CorruptState where run.db cannot be read."""
         path = folder.path / "run.db"
         return self._keep(("course", folder.path.name), _stamp(path), lambda: read_course(path))
@@ -189,7 +189,7 @@ class Reader:
         stamp = tuple(_stamp(training.path / name) for name in names)
         return self._keep(("training", training.run), stamp, lambda: build_training(training, self.workspace))
 
-    def trained(self) -> list[dict[str, Any]]:
+    def list_charged(self) -> list[dict[str, Any]]:
         """The trainings that the ledger knows, a line each: what was charged, and what their whole plan costs."""
         folders = {one.run: one for one in self.trainings()}
         if not folders or not self.has_ledger():

@@ -22,9 +22,9 @@ from starlette.responses import HTMLResponse, Response
 from quietsum.charts import STYLE
 from quietsum.errors import printable
 from quietsum.report import percent, show_bound, small
-from quietsum.web.access import Access
+from quietsum.web.access import DashboardAccess
 from quietsum.web.checking import LedgerCheck
-from quietsum.web.reading import Reader
+from quietsum.web.reading import PageReader
 from quietsum.web.thinking import Thinker
 
 __all__ = ["Files", "View", "view_of"]
@@ -41,7 +41,7 @@ CONFIG = {
 class View:
     """What every page needs: the reader, who may see what, and the templates."""
 
-    def __init__(self, reader: Reader, access: Access, check: LedgerCheck) -> None:
+    def __init__(self, reader: PageReader, access: DashboardAccess, check: LedgerCheck) -> None:
         self.reader, self.access, self.check = reader, access, check
         self.thinker = Thinker()
         self.plans: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}

@@ -17,9 +17,9 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from quietsum.errors import InvalidParameter, QuietsumError, may_pass
-from quietsum.web.access import Access, is_loopback
+from quietsum.web.access import DashboardAccess, is_loopback_host
 from quietsum.web.app import create_app
-from quietsum.web.reading import Reader
+from quietsum.web.reading import PageReader
 
 if TYPE_CHECKING:
     import asyncio
@@ -93,7 +93,7 @@ class Dashboard:
 
 
 def open_dashboard(
-    reader: Reader, *, host: str = "127.0.0.1", port: int = 8642, operator: bool = False, names: Iterable[str] = ()
+    reader: PageReader, *, host: str = "127.0.0.1", port: int = 8642, operator: bool = False, names: Iterable[str] = ()
 ) -> Dashboard:
     """Open the socket for the dashboard of ``reader``'s workspace; port 0 is any free one.
 
@@ -102,13 +102,13 @@ def open_dashboard(
     listening = _listen(host, port)
     try:
         chosen = int(listening.getsockname()[1])
-        access = Access.for_address(host, chosen, operator=operator, names=names)
+        access = DashboardAccess.for_address(host, chosen, operator=operator, names=names)
         config = uvicorn.Config(
             create_app(reader, access, ahead=True), http=PatientlessProtocol, ws="none", loop="asyncio", lifespan="on",
             log_level="warning", access_log=False, server_header=False, proxy_headers=False, limit_concurrency=MOST,
             timeout_keep_alive=15, timeout_graceful_shutdown=2, h11_max_incomplete_event_size=16 * 1024,
         )  # fmt: skip
-        shown = "localhost" if is_loopback(host) and host in ("127.0.0.1", "localhost") else host
+        shown = "localhost" if is_loopback_host(host) and host in ("127.0.0.1", "localhost") else host
         shown = f"[{shown}]" if ":" in shown else shown
         if host in ("0.0.0.0", "::"):
             shown = next(iter(names), socket.gethostname())

@@ -17,7 +17,7 @@ import enum
 import math
 from typing import Any, final
 
-from quietsum.audit.claims.values import ClaimFile, Line, Remark, RemarkKind, note
+from quietsum.audit.claims.values import ClaimFile, ClaimLine, Remark, RemarkKind, note
 from quietsum.errors import UnsupportedEvent
 from quietsum.privacy import ExactAccountant, Group, Guarantee, Neighbours, PrivacyEvent, group_guarantee, to_dict
 
@@ -47,7 +47,7 @@ class Ruling(enum.StrEnum):
 class CheckedLine:
     """One promise with its true bounds. ``epsilon`` is infinite where no upper bound is known."""
 
-    line: Line
+    line: ClaimLine
     epsilon: float
     epsilon_lower: float
     method: str
@@ -133,10 +133,10 @@ def check_claim(file: ClaimFile) -> CheckedClaim:
     return CheckedClaim(file=file, lines=tuple(check_line(line) for line in reader.read(settings, file.claim)))
 
 
-def check_line(line: Line) -> CheckedLine:
+def check_line(line: ClaimLine) -> CheckedLine:
     """One promise, priced: the upper bound of what happens, the lower bound of the least that happens."""
-    upper = None if line.event is None else price(line.event, line.delta, line.neighbours)
-    floor = upper if line.least is None else price(line.least, line.delta, line.neighbours)
+    upper = None if line.event is None else price_line(line.event, line.delta, line.neighbours)
+    floor = upper if line.least is None else price_line(line.least, line.delta, line.neighbours)
     remarks = list(line.remarks)
     epsilon = math.inf if upper is None else upper.epsilon
     lower = line.floor if line.floor is not None else 0.0 if floor is None else floor.epsilon_lower
@@ -158,14 +158,14 @@ def check_line(line: Line) -> CheckedLine:
             )
         )
     if stated is not None and lower > stated and all(one.kind is RemarkKind.NOTE for one in remarks):
-        remarks.append(_unexplained(stated, lower))
+        remarks.append(_blame_accounting(stated, lower))
     method = "no upper bound is known" if upper is None else upper.method
     return CheckedLine(
         line=line, epsilon=epsilon, epsilon_lower=min(lower, epsilon), method=method, remarks=tuple(remarks)
     )
 
 
-def _unexplained(stated: float, lower: float) -> Remark:
+def _blame_accounting(stated: float, lower: float) -> Remark:
     """A mistake that has no other name: the accounting itself is wrong."""
     short = (
         f"{100 * (lower / stated - 1):.2g} %"
@@ -180,7 +180,7 @@ def _unexplained(stated: float, lower: float) -> Remark:
     )
 
 
-def price(event: PrivacyEvent, delta: float, neighbours: Neighbours) -> Guarantee:
+def price_line(event: PrivacyEvent, delta: float, neighbours: Neighbours) -> Guarantee:
     """What ``event`` costs, from both sides; a group without a tight pair goes by the generic rule."""
     try:
         return ExactAccountant(neighbours=neighbours).compose(event).epsilon(delta=delta)

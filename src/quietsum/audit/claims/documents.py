@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from quietsum.audit.claims.dp_sgd import Training, price_training, rate_of
-from quietsum.audit.claims.opacus import calibrated_by_library
+from quietsum.audit.claims.dp_sgd import ClaimedTraining, price_training, sampling_rate_of
+from quietsum.audit.claims.opacus import calibrate_by_library
 from quietsum.audit.claims.registry import reads
-from quietsum.audit.claims.steps import Draw, count_steps, gaussian, line_of
-from quietsum.audit.claims.values import NOISE, Line, Remark, Stated, assumption, mistake
+from quietsum.audit.claims.steps import Draw, claim_line, count_steps, gaussian_step
+from quietsum.audit.claims.values import NOISE, ClaimLine, Remark, Stated, assumption, mistake
 from quietsum.errors import InvalidParameter
 from quietsum.keys import COUNT, NON_NEGATIVE, OPEN_FRACTION, POSITIVE, SHARE, choices, key, table
 from quietsum.privacy import (
@@ -73,23 +73,23 @@ def triples(values: dict[str, Any]) -> dict[str, Any]:
 
 
 @reads("dp-fedmed", "a DP-FedMed checkpoint", FedMedSettings)
-def read_fedmed(settings: FedMedSettings, stated: Stated) -> list[Line]:
+def read_fedmed(settings: FedMedSettings, stated: Stated) -> list[ClaimLine]:
     """A line per record, a line per client, and the sum of both where it is stated."""
     lines = []
     if settings.sample_history:
-        event = _composed(
+        event = _compose_rounds(
             [
                 (
                     one,
                     None
-                    if (step := gaussian(one.noise_multiplier)) is None
+                    if (step := gaussian_step(one.noise_multiplier)) is None
                     else PoissonSampled(rate=one.sample_rate, event=step),
                 )
                 for one in settings.sample_history
             ]
         )
         lines.append(
-            line_of(
+            claim_line(
                 stated,
                 event,
                 protects=PrivacyUnit.RECORD,
@@ -101,19 +101,19 @@ def read_fedmed(settings: FedMedSettings, stated: Stated) -> list[Line]:
             )
         )
     if settings.user_history:
-        event = _composed(
+        event = _compose_rounds(
             [
                 (
                     one,
                     None
-                    if (step := gaussian(one.noise_multiplier)) is None
+                    if (step := gaussian_step(one.noise_multiplier)) is None
                     else FixedSizeSampled(rate=one.sample_rate, event=step),
                 )
                 for one in settings.user_history
             ]
         )
         lines.append(
-            line_of(
+            claim_line(
                 stated,
                 event,
                 protects=PrivacyUnit.CLIENT,
@@ -133,7 +133,7 @@ def read_fedmed(settings: FedMedSettings, stated: Stated) -> list[Line]:
             always=True,
         )
         lines.append(
-            line_of(
+            claim_line(
                 stated,
                 None,
                 least=PureDP(epsilon=0.0),
@@ -157,7 +157,7 @@ _LEADING_TERM = mistake(
 )
 
 
-def _composed(rounds: list[tuple[FedMedRound, PrivacyEvent | None]]) -> PrivacyEvent | None:
+def _compose_rounds(rounds: list[tuple[FedMedRound, PrivacyEvent | None]]) -> PrivacyEvent | None:
     """All rounds; None if any adds no noise."""
     events = [None if event is None else Repeated(times=one.steps, event=event) for one, event in rounds]
     kept = tuple(event for event in events if event is not None)
@@ -183,9 +183,9 @@ class FraudReport:
 
 
 @reads("fraud-report", "the fraud system's report of nine names", FraudReport)
-def read_fraud_report(settings: FraudReport, stated: Stated) -> list[Line]:
+def read_fraud_report(settings: FraudReport, stated: Stated) -> list[ClaimLine]:
     """The reported ε against the reported settings."""
-    training = Training(
+    training = ClaimedTraining(
         noise_multiplier=settings.noise_multiplier, rate=settings.sampling_probability, steps=settings.training_steps
     )
     return price_training(training, stated, delta=settings.target_delta, epsilon=settings.achieved_epsilon)
@@ -214,11 +214,11 @@ class FraudConfig:
 
 
 @reads("fraud-config", "the fraud system's privacy configuration", FraudConfig)
-def read_fraud_config(settings: FraudConfig, stated: Stated) -> list[Line]:
+def read_fraud_config(settings: FraudConfig, stated: Stated) -> list[ClaimLine]:
     """The configured ε against the configured noise, if the rate and the number of steps are stated, too."""
     if not settings.dp_enabled:
         return [
-            line_of(
+            claim_line(
                 stated,
                 None,
                 protects=PrivacyUnit.RECORD,
@@ -234,10 +234,10 @@ def read_fraud_config(settings: FraudConfig, stated: Stated) -> list[Line]:
             "state n_samples, batch_size and rounds as well",
         )
         return [
-            line_of(
+            claim_line(
                 stated,
                 None,
-                least=gaussian(settings.noise_multiplier) and PureDP(epsilon=0.0),
+                least=gaussian_step(settings.noise_multiplier) and PureDP(epsilon=0.0),
                 protects=PrivacyUnit.RECORD,
                 neighbours=Neighbours.ADD_REMOVE,
                 delta=settings.delta,
@@ -245,8 +245,8 @@ def read_fraud_config(settings: FraudConfig, stated: Stated) -> list[Line]:
                 remarks=[remark],
             )
         ]
-    rate = rate_of(None, settings.batch_size, settings.n_samples, Draw.POISSON)
-    training = Training(
+    rate = sampling_rate_of(None, settings.batch_size, settings.n_samples, Draw.POISSON)
+    training = ClaimedTraining(
         noise_multiplier=settings.noise_multiplier,
         rate=rate,
         clipping=settings.clipping,
@@ -279,14 +279,14 @@ class PrismSettings:
 
 
 @reads("prism", "PRISM's create_privacy_config", PrismSettings)
-def read_prism(settings: PrismSettings, stated: Stated) -> list[Line]:
+def read_prism(settings: PrismSettings, stated: Stated) -> list[ClaimLine]:
     """What its trainer does with these arguments."""
-    rate = rate_of(None, settings.batch_size, settings.records, Draw.POISSON)
+    rate = sampling_rate_of(None, settings.batch_size, settings.records, Draw.POISSON)
     assert rate is not None
     if settings.noise_multiplier is None:
         steps, _ = count_steps(steps=None, epochs=settings.epochs, rate=rate)
         return [
-            calibrated_by_library(
+            calibrate_by_library(
                 stated, settings.epsilon, settings.delta, rate=rate, steps=steps, draw=Draw.POISSON, remarks=[]
             )
         ]
@@ -294,7 +294,7 @@ def read_prism(settings: PrismSettings, stated: Stated) -> list[Line]:
     if laplace and settings.dimension is None:
         raise InvalidParameter("dimension", None, "is missing", "Laplace noise is measured in L1: state the parameters")
     remarks: list[Remark] = []
-    training = Training(
+    training = ClaimedTraining(
         noise_multiplier=settings.noise_multiplier,
         rate=rate,
         epochs=settings.epochs,

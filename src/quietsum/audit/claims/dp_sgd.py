@@ -19,8 +19,16 @@ import math
 from typing import final
 
 from quietsum.audit.claims.registry import reads
-from quietsum.audit.claims.steps import Draw, count_steps, drawn_event, gaussian, line_of, relation_of, remark_draw
-from quietsum.audit.claims.values import NOISE, Line, Remark, Stated, assumption, mistake, note
+from quietsum.audit.claims.steps import (
+    Draw,
+    claim_line,
+    count_steps,
+    draw_event,
+    gaussian_step,
+    relation_of,
+    remark_draw,
+)
+from quietsum.audit.claims.values import NOISE, ClaimLine, Remark, Stated, assumption, mistake, note
 from quietsum.errors import InvalidParameter
 from quietsum.keys import COUNT, NON_NEGATIVE, OPEN_FRACTION, POSITIVE, SHARE, choices, key, table
 from quietsum.privacy import (
@@ -34,14 +42,14 @@ from quietsum.privacy import (
     shuffled_epsilon_lower,
 )
 
-__all__ = ["DpSgdSettings", "Training", "price_training"]
+__all__ = ["ClaimedTraining", "DpSgdSettings", "price_training"]
 
 CLIPPINGS = ("per-record", "per-microbatch", "per-batch", "adaptive", "none")
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Training:
+class ClaimedTraining:
     """A noisy training as it really runs, in any system; ``remarks`` are what its reader has to say besides."""
 
     noise_multiplier: float
@@ -64,8 +72,8 @@ class Training:
 
 
 def price_training(
-    training: Training, stated: Stated, *, delta: float | None, epsilon: float | None = None, label: str = ""
-) -> list[Line]:
+    training: ClaimedTraining, stated: Stated, *, delta: float | None, epsilon: float | None = None, label: str = ""
+) -> list[ClaimLine]:
     """The lines of a training: one, or one of a round and one of all rounds where the stated ε is about a round."""
     remarks = list(training.remarks)
     relation = relation_of(training.draw, stated)
@@ -89,7 +97,7 @@ def price_training(
                 "account a record by the draws inside its own site alone",
             )
         )
-    event = drawn_event(step, training.draw, rate=training.rate, steps=steps, batches=batches)
+    event = draw_event(step, training.draw, rate=training.rate, steps=steps, batches=batches)
     at = stated.delta if stated.delta is not None else delta
     whole = Repeated(times=training.rounds, event=event)
     if training.rounds == 1 or stated.covers == "run":
@@ -106,7 +114,13 @@ def price_training(
 
 
 def _floor(
-    training: Training, factor: float, relation: Neighbours, steps: int, batches: int, delta: float | None, rounds: int
+    training: ClaimedTraining,
+    factor: float,
+    relation: Neighbours,
+    steps: int,
+    batches: int,
+    delta: float | None,
+    rounds: int,
 ) -> tuple[PrivacyEvent | None, float | None]:
     """(least, floor) where the event that stands for a step allows more than it does, so that its lower bound is none.
 
@@ -117,7 +131,7 @@ def _floor(
     replaced = relation is Neighbours.REPLACE_ONE
     if training.laplace_dimension is not None:
         single = Laplace(noise_multiplier=training.noise_multiplier * factor)
-        drawn = drawn_event(single, training.draw, rate=training.rate, steps=steps, batches=batches)
+        drawn = draw_event(single, training.draw, rate=training.rate, steps=steps, batches=batches)
         return Repeated(times=rounds, event=drawn), None
     if factor == 1 or training.draw in (Draw.EVERYONE, Draw.IN_ORDER):
         return None, None
@@ -137,7 +151,7 @@ def _floor(
 
 
 def _line(
-    training: Training,
+    training: ClaimedTraining,
     stated: Stated,
     event: PrivacyEvent | None,
     relation: Neighbours,
@@ -147,8 +161,8 @@ def _line(
     remarks: list[Remark],
     least: PrivacyEvent | None = None,
     floor: float | None = None,
-) -> Line:
-    return line_of(
+) -> ClaimLine:
+    return claim_line(
         stated,
         event,
         protects=training.protects,
@@ -162,7 +176,7 @@ def _line(
     )
 
 
-def _clip_factor(training: Training) -> tuple[float, list[Remark]]:
+def _clip_factor(training: ClaimedTraining) -> tuple[float, list[Remark]]:
     """What the noise multiplier is to be multiplied by, for what the clip really bounds."""
     each = "clip the gradient of each record, and add the noise to their sum"
     match training.clipping:
@@ -197,7 +211,7 @@ def _clip_factor(training: Training) -> tuple[float, list[Remark]]:
             return 1.0, []
 
 
-def _step(training: Training, factor: float, relation: Neighbours) -> tuple[PrivacyEvent | None, list[Remark]]:
+def _step(training: ClaimedTraining, factor: float, relation: Neighbours) -> tuple[PrivacyEvent | None, list[Remark]]:
     """The event of one step on its batch, without its draw."""
     noise = training.noise_multiplier * factor
     if noise == 0:
@@ -212,7 +226,7 @@ def _step(training: Training, factor: float, relation: Neighbours) -> tuple[Priv
             mistake("laplace-l2", text, "add Gaussian noise, or clip in L1")
         ]
     if training.clipping != "adaptive":
-        return gaussian(noise), []
+        return gaussian_step(noise), []
     if not training.count_stddev:
         text = "the clip norm follows an exact count of clipped records, which leaves without noise"
         return None, [mistake("count-noise", text, "add noise to the count and count it", always=True)]
@@ -265,12 +279,12 @@ class DpSgdSettings:
 
 
 @reads("dp-sgd", "noisy gradient descent, in the words of the field", DpSgdSettings)
-def read_dp_sgd(settings: DpSgdSettings, stated: Stated) -> list[Line]:
+def read_dp_sgd(settings: DpSgdSettings, stated: Stated) -> list[ClaimLine]:
     """A training whose parts are all stated."""
     return price_training(_training_of(settings), stated, delta=settings.delta)
 
 
-def _training_of(settings: DpSgdSettings) -> Training:
+def _training_of(settings: DpSgdSettings) -> ClaimedTraining:
     noise, remarks = settings.noise_multiplier, []
     if settings.noise_stddev is not None:
         if settings.clip_norm is None:
@@ -302,11 +316,11 @@ def _training_of(settings: DpSgdSettings) -> Training:
                 "divide by the expected batch size, a public number",
             )
         )
-    return Training(
+    return ClaimedTraining(
         noise_multiplier=noise,
         draw=settings.draw,
         accounted=settings.accounted_as,
-        rate=rate_of(settings.sample_rate, settings.batch_size, settings.records, settings.draw),
+        rate=sampling_rate_of(settings.sample_rate, settings.batch_size, settings.records, settings.draw),
         steps=settings.steps,
         epochs=settings.epochs,
         rounds=settings.rounds,
@@ -322,7 +336,7 @@ def _training_of(settings: DpSgdSettings) -> Training:
     )
 
 
-def rate_of(rate: float | None, batch: int | None, records: int | None, draw: Draw) -> float | None:
+def sampling_rate_of(rate: float | None, batch: int | None, records: int | None, draw: Draw) -> float | None:
     """The sampling rate from what is stated; None where nothing is sampled and nothing stated."""
     if rate is not None and batch is not None:
         raise InvalidParameter("sample_rate", rate, "stands beside batch_size", "state one of them")
@@ -361,15 +375,17 @@ class TableSettings:
 
 
 @reads("table", "a table of a paper, one row a training", TableSettings)
-def read_table(settings: TableSettings, stated: Stated) -> list[Line]:
+def read_settings(settings: TableSettings, stated: Stated) -> list[ClaimLine]:
     """Each row as a line of its own."""
     if not settings.rows:
         raise InvalidParameter("rows", [], "holds no row", "write one row a training")
     if stated.epsilon is not None or stated.delta is not None:
         raise InvalidParameter("claim.epsilon", stated.epsilon, "stands beside rows that state theirs", "leave it out")
-    lines: list[Line] = []
+    lines: list[ClaimLine] = []
     for number, row in enumerate(settings.rows, start=1):
-        training = Training(noise_multiplier=row.noise_multiplier, draw=row.draw, rate=row.sample_rate, steps=row.steps)
+        training = ClaimedTraining(
+            noise_multiplier=row.noise_multiplier, draw=row.draw, rate=row.sample_rate, steps=row.steps
+        )
         lines += price_training(
             training, stated, delta=row.delta, epsilon=row.epsilon, label=row.label or f"row {number}"
         )

@@ -16,8 +16,8 @@ import dataclasses
 import math
 
 from quietsum.audit.claims.registry import reads
-from quietsum.audit.claims.steps import Draw, gaussian, line_of, relation_of
-from quietsum.audit.claims.values import NOISE, Line, Remark, Stated, assumption, mistake, note
+from quietsum.audit.claims.steps import Draw, claim_line, gaussian_step, relation_of
+from quietsum.audit.claims.values import NOISE, ClaimLine, Remark, Stated, assumption, mistake, note
 from quietsum.errors import InvalidParameter
 from quietsum.keys import COUNT, NON_NEGATIVE, OPEN_FRACTION, POSITIVE, SHARE, Bound, choices, key, table
 from quietsum.privacy import FixedSizeSampled, Gaussian, Neighbours, Observer, PrivacyEvent, PrivacyUnit, Repeated
@@ -37,7 +37,7 @@ class FlowerLocalSettings:
 
 
 @reads("flower-local-dp", "Flower's LocalDpMod", FlowerLocalSettings)
-def read_local(settings: FlowerLocalSettings, stated: Stated) -> list[Line]:
+def read_local(settings: FlowerLocalSettings, stated: Stated) -> list[ClaimLine]:
     """What one client's update gives away to the server, in one round and in all."""
     stddev = settings.sensitivity * math.sqrt(2 * math.log(1.25 / settings.delta)) / settings.epsilon
     multiplier = stddev / settings.clipping_norm
@@ -61,7 +61,7 @@ def read_local(settings: FlowerLocalSettings, stated: Stated) -> list[Line]:
                 "calibrate by the exact Gaussian: quietsum calibrate",
             )
         )
-    event, relation = gaussian(multiplier), relation_of(Draw.EVERYONE, stated)
+    event, relation = gaussian_step(multiplier), relation_of(Draw.EVERYONE, stated)
     if stated.neighbours is None:
         relation = Neighbours.ZERO_OUT  # who takes part is seen; what a client sends is what is hidden
     lines = [
@@ -81,9 +81,9 @@ def _local(
     epsilon: float | None,
     label: str,
     remarks: list[Remark],
-) -> Line:
+) -> ClaimLine:
     shown = stated if epsilon is not None else dataclasses.replace(stated, epsilon=None)
-    return line_of(
+    return claim_line(
         shown,
         event,
         protects=PrivacyUnit.CLIENT,
@@ -136,7 +136,7 @@ class FlowerStrategySettings:
 
 
 @reads("flower-central-dp", "Flower's strategies with noise at the server", FlowerStrategySettings)
-def read_strategy(settings: FlowerStrategySettings, stated: Stated) -> list[Line]:
+def read_strategy(settings: FlowerStrategySettings, stated: Stated) -> list[ClaimLine]:
     """What the models of all rounds give away about one client."""
     cohort, everyone = settings.num_sampled_clients, settings.num_clients
     if everyone is not None and cohort > everyone:
@@ -179,7 +179,7 @@ def read_strategy(settings: FlowerStrategySettings, stated: Stated) -> list[Line
             )
         )
     return [
-        line_of(
+        claim_line(
             stated,
             _rounds(sum_noise / max(widest, 1.0), count, rate, settings.rounds, relation),
             least=_rounds(sum_noise, count, rate, settings.rounds, relation) if widest > 1 else None,

@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 
 from quietsum.audit.claims.registry import reads
-from quietsum.audit.claims.steps import line_of
-from quietsum.audit.claims.values import Line, Remark, Stated, assumption, mistake
+from quietsum.audit.claims.steps import claim_line
+from quietsum.audit.claims.values import ClaimLine, Remark, Stated, assumption, mistake
 from quietsum.keys import COUNT, POSITIVE, SHARE, Bound, choices, key, table
 from quietsum.privacy import Neighbours, Observer, PrivacyUnit, RandomizedResponse, Repeated
 
@@ -43,7 +43,7 @@ class NvflareSettings:
 
 
 @reads("nvflare", "NVFLARE's privacy filters", NvflareSettings)
-def read_nvflare(settings: NvflareSettings, stated: Stated) -> list[Line]:
+def read_nvflare(settings: NvflareSettings, stated: Stated) -> list[ClaimLine]:
     """What one client's update gives away to the server behind the filter."""
     if settings.filter != "SVTPrivacy":
         what = {
@@ -79,8 +79,8 @@ def read_nvflare(settings: NvflareSettings, stated: Stated) -> list[Line]:
 
 def _line(
     stated: Stated, settings: NvflareSettings, *, least: Repeated | None, epsilon: float | None, remarks: list[Remark]
-) -> Line:
-    return line_of(
+) -> ClaimLine:
+    return claim_line(
         stated,
         None,
         least=least,

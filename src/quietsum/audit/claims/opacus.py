@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 
-from quietsum.audit.claims.dp_sgd import Training, price_training, rate_of
+from quietsum.audit.claims.dp_sgd import ClaimedTraining, price_training, sampling_rate_of
 from quietsum.audit.claims.registry import reads
-from quietsum.audit.claims.steps import Draw, count_steps, line_of, relation_of
-from quietsum.audit.claims.values import NOISE, Line, Remark, Stated, assumption, mistake, note
+from quietsum.audit.claims.steps import Draw, claim_line, count_steps, relation_of
+from quietsum.audit.claims.values import NOISE, ClaimLine, Remark, Stated, assumption, mistake, note
 from quietsum.errors import InvalidParameter
 from quietsum.keys import COUNT, OPEN_FRACTION, POSITIVE, SHARE, choices, key, table
 from quietsum.privacy import PrivacyUnit, PureDP, compute_noise_multiplier
 
-__all__ = ["OpacusSettings", "calibrated_by_library"]
+__all__ = ["OpacusSettings", "calibrate_by_library"]
 
 
 @table
@@ -59,7 +59,7 @@ class OpacusSettings:
 
 
 @reads("opacus", "Opacus' PrivacyEngine", OpacusSettings)
-def read_opacus(settings: OpacusSettings, stated: Stated) -> list[Line]:
+def read_opacus(settings: OpacusSettings, stated: Stated) -> list[ClaimLine]:
     """What the engine does with these arguments."""
     draw = Draw.POISSON if settings.poisson_sampling else Draw.SHUFFLED if settings.shuffle else Draw.IN_ORDER
     rate, batches = _rate(settings)
@@ -86,7 +86,7 @@ def read_opacus(settings: OpacusSettings, stated: Stated) -> list[Line]:
     if settings.noise_multiplier is None:
         steps, _ = count_steps(steps=settings.steps, epochs=settings.epochs, rate=rate, batches=batches)
         return [
-            calibrated_by_library(
+            calibrate_by_library(
                 stated, epsilon, delta, rate=rate, steps=steps * settings.rounds, draw=draw, remarks=remarks
             )
         ]
@@ -105,7 +105,7 @@ def read_opacus(settings: OpacusSettings, stated: Stated) -> list[Line]:
                 "divide by the expected batch size",
             )
         )
-    training = Training(
+    training = ClaimedTraining(
         noise_multiplier=noise,
         draw=draw,
         rate=rate,
@@ -126,15 +126,17 @@ def read_opacus(settings: OpacusSettings, stated: Stated) -> list[Line]:
 def _rate(settings: OpacusSettings) -> tuple[float, int]:
     """(rate, batches an epoch) as Opacus computes them: 1 / len(loader)."""
     if settings.sample_rate is None and settings.batch_size is not None and settings.dataset_size is not None:
-        rate_of(None, settings.batch_size, settings.dataset_size, Draw.POISSON)  # refuses a batch beyond the data
+        sampling_rate_of(
+            None, settings.batch_size, settings.dataset_size, Draw.POISSON
+        )  # refuses a batch beyond the data
         batches = math.ceil(settings.dataset_size / settings.batch_size)
         return 1 / batches, batches
-    rate = rate_of(settings.sample_rate, settings.batch_size, settings.dataset_size, Draw.POISSON)
+    rate = sampling_rate_of(settings.sample_rate, settings.batch_size, settings.dataset_size, Draw.POISSON)
     assert rate is not None
     return rate, max(1, math.ceil(1 / rate - 1e-9))
 
 
-def calibrated_by_library(
+def calibrate_by_library(
     stated: Stated,
     epsilon: float | None,
     delta: float | None,
@@ -143,7 +145,7 @@ def calibrated_by_library(
     steps: int,
     draw: Draw,
     remarks: list[Remark],
-) -> Line:
+) -> ClaimLine:
     """A claim whose noise the library chose: what it had to be is known, what it was is not stated."""
     target = stated.epsilon if stated.epsilon is not None else epsilon
     at = stated.delta if stated.delta is not None else delta
@@ -154,7 +156,7 @@ def calibrated_by_library(
         )
         needed = f"; σ ≥ {sigma:.4g} is needed with Poisson batches"
     text = f"the noise multiplier that the library chose is not stated, so the ε is not checked{needed}"
-    return line_of(
+    return claim_line(
         stated,
         None,
         least=PureDP(epsilon=0.0),

@@ -15,12 +15,12 @@ import importlib
 from collections.abc import Callable
 from typing import Any, final
 
-from quietsum.audit.claims.values import Line, Stated
+from quietsum.audit.claims.values import ClaimLine, Stated
 from quietsum.errors import InvalidParameter
 
 __all__ = ["SystemReader", "list_systems", "reader_of", "reads"]
 
-Read = Callable[[Any, Stated], list[Line]]
+Read = Callable[[Any, Stated], list[ClaimLine]]
 
 
 @final

@@ -20,7 +20,7 @@ from __future__ import annotations
 import enum
 import math
 
-from quietsum.audit.claims.values import Line, Remark, Stated, assumption, mistake, note
+from quietsum.audit.claims.values import ClaimLine, Remark, Stated, assumption, mistake, note
 from quietsum.errors import InvalidParameter
 from quietsum.privacy import (
     FixedSizeSampled,
@@ -35,7 +35,7 @@ from quietsum.privacy import (
     Shuffled,
 )
 
-__all__ = ["Draw", "count_steps", "drawn_event", "line_of", "relation_of"]
+__all__ = ["Draw", "claim_line", "count_steps", "draw_event", "relation_of"]
 
 
 class Draw(enum.StrEnum):
@@ -85,7 +85,7 @@ def count_steps(
     return max(1, math.ceil(epochs * batches - 1e-9)), batches
 
 
-def drawn_event(step: PrivacyEvent, draw: Draw, *, rate: float | None, steps: int, batches: int) -> PrivacyEvent:
+def draw_event(step: PrivacyEvent, draw: Draw, *, rate: float | None, steps: int, batches: int) -> PrivacyEvent:
     """The event of a whole training whose steps each are ``step`` on a batch that is made by ``draw``."""
     epochs = max(1, math.ceil(steps / batches))
     match draw:
@@ -128,7 +128,7 @@ def remark_draw(draw: Draw, accounted: Draw, batches: int) -> list[Remark]:
     return []
 
 
-def gaussian(noise_multiplier: float) -> PrivacyEvent | None:
+def gaussian_step(noise_multiplier: float) -> PrivacyEvent | None:
     """One step with that noise; None without noise."""
     return Gaussian(noise_multiplier=noise_multiplier) if noise_multiplier > 0 else None
 
@@ -143,7 +143,7 @@ NO_NOISE = mistake(
 )
 
 
-def line_of(
+def claim_line(
     stated: Stated,
     event: PrivacyEvent | None,
     *,
@@ -156,7 +156,7 @@ def line_of(
     least: PrivacyEvent | None = None,
     floor: float | None = None,
     remarks: list[Remark] | None = None,
-) -> Line:
+) -> ClaimLine:
     """One promise of a claim, with all that does not hang on the system: unit, δ, trials, sums, seeds.
 
     ``epsilon`` and ``delta`` are the system's own; what ``stated`` says comes first.
@@ -195,7 +195,7 @@ def line_of(
             )
         )
         event, least = Repeated(times=stated.trials, event=event), least or event
-    return Line(
+    return ClaimLine(
         label=label,
         epsilon=stated.epsilon if stated.epsilon is not None else epsilon,
         delta=at,

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from quietsum.audit.claims.dp_sgd import Training, price_training, rate_of
+from quietsum.audit.claims.dp_sgd import ClaimedTraining, price_training, sampling_rate_of
 from quietsum.audit.claims.registry import reads
 from quietsum.audit.claims.steps import Draw
-from quietsum.audit.claims.values import NOISE, Line, Stated
+from quietsum.audit.claims.values import NOISE, ClaimLine, Stated
 from quietsum.errors import InvalidParameter
 from quietsum.keys import COUNT, OPEN_FRACTION, POSITIVE, key, table
 from quietsum.privacy import PrivacyUnit
@@ -38,7 +38,7 @@ class TfPrivacySettings:
 
 
 @reads("tensorflow-privacy", "TensorFlow Privacy's optimizers and statement", TfPrivacySettings)
-def read_tf_privacy(settings: TfPrivacySettings, stated: Stated) -> list[Line]:
+def read_tf_privacy(settings: TfPrivacySettings, stated: Stated) -> list[ClaimLine]:
     """What the optimizer does with these arguments."""
     microbatches = settings.num_microbatches or settings.batch_size
     if settings.batch_size % microbatches:
@@ -49,11 +49,11 @@ def read_tf_privacy(settings: TfPrivacySettings, stated: Stated) -> list[Line]:
     clipping = "per-record" if size == 1 else "per-batch" if microbatches == 1 else "per-microbatch"
     if stated.unit is PrivacyUnit.PERSON and stated.records_per_unit is None and settings.max_examples_per_user:
         stated = dataclasses.replace(stated, records_per_unit=settings.max_examples_per_user)
-    training = Training(
+    training = ClaimedTraining(
         noise_multiplier=settings.noise_multiplier,
         draw=settings.sampling,
         epochs=settings.num_epochs,
-        rate=rate_of(None, settings.batch_size, settings.number_of_examples, settings.sampling),
+        rate=sampling_rate_of(None, settings.batch_size, settings.number_of_examples, settings.sampling),
         clipping=clipping,
         microbatch=size,
     )

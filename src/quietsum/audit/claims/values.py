@@ -17,7 +17,7 @@ from typing import Any, final
 from quietsum.keys import COUNT, NON_NEGATIVE, OPEN_FRACTION, Bound, choices, key, table, whole
 from quietsum.privacy import Neighbours, Observer, PrivacyEvent, PrivacyUnit
 
-__all__ = ["NOISE", "ClaimFile", "Line", "Remark", "RemarkKind", "Stated", "assumption", "mistake", "note"]
+__all__ = ["NOISE", "ClaimFile", "ClaimLine", "Remark", "RemarkKind", "Stated", "assumption", "mistake", "note"]
 
 
 NOISE = Bound(least=0, most=1e9)
@@ -95,7 +95,7 @@ class Remark:
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Line:
+class ClaimLine:
     """One promise: what is stated, and the event of what really happens.
 
     ``least`` is an event that is certainly no more than what happens, if that is not known exactly: its lower bound
@@ -114,7 +114,7 @@ class Line:
     floor: float | None = None
     remarks: tuple[Remark, ...] = ()
 
-    def remark(self, *more: Remark) -> Line:
+    def remark(self, *more: Remark) -> ClaimLine:
         """The same line with ``more`` remarks."""
         return dataclasses.replace(self, remarks=(*self.remarks, *more))
 

@@ -23,6 +23,7 @@ from quietsum.tasks import optional_part, trainable_task
 __all__ = ["ATTACKS", "audit_membership"]
 
 ATTACKS = "attacks.json"
+"""The file beside a training that holds what attacks made of it, for its owner alone."""
 
 
 def audit_membership(run: str, workspace: Workspace) -> tuple[MembershipAudit, Path]:

@@ -82,16 +82,16 @@ def score_by_references(
     """
     own, others = _finite("losses", losses), _finite("references", references)
     _require_models("references", others, own)
-    ratios = -own - _expected(others, inside, probability("offline", offline))
+    ratios = -own - _expect(others, inside, probability("offline", offline))
     if population is None:
         return ratios
     mine, theirs = _finite("population", population[0]), _finite("population", population[1])
     _require_models("population", theirs, mine)
-    usual = np.sort(-mine - _expected(theirs, None, offline)) + np.log(positive("gamma", gamma))
+    usual = np.sort(-mine - _expect(theirs, None, offline)) + np.log(positive("gamma", gamma))
     return np.searchsorted(usual, ratios, side="right") / len(usual)
 
 
-def _expected(references: Floats, inside: ArrayLike | None, offline: float) -> Floats:
+def _expect(references: Floats, inside: ArrayLike | None, offline: float) -> Floats:
     """ln p(x) of each record."""
     if inside is None:
         without = special.logsumexp(-references, axis=0) - np.log(len(references))

@@ -13,7 +13,7 @@ from quietsum.cli.shared.output import print_json, print_warning
 from quietsum.errors import InvalidParameter, QuietsumError
 
 if TYPE_CHECKING:
-    from quietsum.web import Reader
+    from quietsum.web import PageReader
 
 __all__ = ["serve"]
 
@@ -84,11 +84,11 @@ def serve(
         dashboard.run()
 
 
-def _reader(place: str | None, policy: Path | None) -> Reader:
+def _reader(place: str | None, policy: Path | None) -> PageReader:
     """What is shown: the site of ``policy``, or of the policy.toml that lies in the folder; else the workspace."""
     from quietsum.party import load_policy
     from quietsum.runs import Workspace
-    from quietsum.web import Reader
+    from quietsum.web import PageReader
 
     if policy is not None and place is not None:
         raise InvalidParameter("policy", str(policy), "names a site, and a workspace is named as well", "name one")
@@ -97,7 +97,7 @@ def _reader(place: str | None, policy: Path | None) -> Reader:
         policy = folder / "policy.toml"
     if policy is not None:
         loaded = load_policy(policy)
-        return Reader(Workspace(path=loaded.path(loaded.site.ledger).parent), policy=loaded)
+        return PageReader(Workspace(path=loaded.path(loaded.site.ledger).parent), policy=loaded)
     if not folder.is_dir():
         raise InvalidParameter("workspace", str(folder), "is not there", "name one, or begin with quietsum run")
-    return Reader(Workspace(path=folder))
+    return PageReader(Workspace(path=folder))

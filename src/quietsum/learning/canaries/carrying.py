@@ -39,7 +39,7 @@ from quietsum.learning.step import PrivateStep
 from quietsum.mechanisms import RandomSource, system_randomness
 
 __all__ = [
-    "CarriedLoss", "CarriedRecords", "Carrier", "CarryingModel", "pull_on", "read_table",
+    "CarriedLoss", "CarriedRecords", "Carrier", "CarryingModel", "pull_on", "read_canary_table",
     "refuse_canaries",
 ]  # fmt: skip
 
@@ -57,7 +57,7 @@ def pull_on(max_norm: float) -> float:
     return _ABOVE * max(1.0, max_norm)
 
 
-def read_table(step: PrivateStep, released: Sequence[Tensor]) -> NDArray[np.float64]:
+def read_canary_table(step: PrivateStep, released: Sequence[Tensor]) -> NDArray[np.float64]:
     """What a step has released of each canary, in units of the clip bound."""
     table: NDArray[np.float64] = released[-1].detach().to(torch.float64).cpu().numpy()[1:, 0]
     return table * (step.expected_batch / step.sensitivity)
@@ -207,7 +207,7 @@ class Carrier:
         drawn[coordinates] = True
         self._steps.append(number)
         self._drawn.append(drawn)
-        self._released.append(read_table(step, released).astype(np.float32))
+        self._released.append(read_canary_table(step, released).astype(np.float32))
         return released[:-1]
 
     def end_chunk(self) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan
 
 __all__ = [
-    "CANARIES", "CanaryRound", "PartyCanaries", "PartyRecord", "canaries_of", "carried_steps", "label_of",
+    "CANARIES", "CanaryRound", "PartyCanaries", "PartyRecord", "canaries_of", "carry_steps", "label_of",
     "party_folder", "read_party",
 ]  # fmt: skip
 
@@ -170,7 +170,7 @@ def canaries_of(resolved: ResolvedPlan, folder: Path, run: str) -> Mapping[str, 
 # ------------------------------------------------------------------------------------------- numpy's steps with them
 
 
-def carried_steps(
+def carry_steps(
     task: Differentiable,
     params: Floats,
     rows: Examples,

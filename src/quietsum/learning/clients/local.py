@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.learning.canaries.carrying import CarriedLoss, CarriedRecords, CarryingModel, pull_on, read_table
+from quietsum.learning.canaries.carrying import CarriedLoss, CarriedRecords, CarryingModel, pull_on, read_canary_table
 from quietsum.learning.canaries.party import CanaryRound
 from quietsum.learning.checks.before_training import refuse_unsound, while_checking
 from quietsum.learning.checks.numpy_step import MadeUp
@@ -207,7 +207,7 @@ class LocalSteps:
         def gradient() -> Sequence[Tensor]:
             drawn = orders.sampling.draw(len(rows), rng)
             released: Sequence[Tensor] = step.gradient(rows.batch(drawn, self._device))
-            carried.take(rows.coordinates(drawn), read_table(step, released))
+            carried.take(rows.coordinates(drawn), read_canary_table(step, released))
             return released[:-1]
 
         return gradient

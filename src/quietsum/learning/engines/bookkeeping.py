@@ -47,13 +47,13 @@ from quietsum.learning.engines.protocol import (
 )
 from quietsum.learning.engines.recurrent import unroll
 from quietsum.learning.engines.shared.broadcast import Broadcast, NewPath, NotCovered, RowPlan
-from quietsum.learning.engines.shared.tied import join
+from quietsum.learning.engines.shared.tied import join_uses
 from quietsum.learning.engines.tracing import Slot, slots_of
 from quietsum.learning.engines.trial import (
     NothingFinite,
     few_of,
     refuse_rule,
-    replayed,
+    replay_losses,
     same_gradients,
     same_losses,
     sound_first,
@@ -174,7 +174,7 @@ class BookkeepingEngine:
             use = slot.use(gradients, rows) if slot.calls else None
             if use is not None:
                 uses.append((slot.parameters, use))
-        return join(uses, self._shared) if self._shared else uses
+        return join_uses(uses, self._shared) if self._shared else uses
 
     def _settle(self, gradients: deque[Tensor | None], rows: int) -> Block:
         """Norms, factors, weighted sums; memory is freed on the way."""
@@ -260,15 +260,15 @@ class BookkeepingEngine:
         heard: list[Any] = []
         with torch.no_grad():  # the first few that are not broken
             some = few_of(batch, min(len(batch[0]), 64))
-            losses = replayed(functools.partial(losses_of, self._loss, self._model, some, len(some[0])), some)
+            losses = replay_losses(functools.partial(losses_of, self._loss, self._model, some, len(some[0])), some)
             batch = sound_first(some, losses)
         problem = NotCovered("what all examples share is used in another way for another number of them")
         for count in (2, 3, 5):
             few = few_of(batch, count)
-            plain = replayed(functools.partial(losses_of, self._loss, self._model, few, count), few)
+            plain = replay_losses(functools.partial(losses_of, self._loss, self._model, few, count), few)
             self._plan.learning = True
             try:
-                ours = replayed(functools.partial(self._forward, few, count, graph=True), few)
+                ours = replay_losses(functools.partial(self._forward, few, count, graph=True), few)
                 if not same_losses(ours, plain):
                     raise NotCovered("what all examples share changes the losses if it has rows")
                 said = list(self._plan.seen)

@@ -341,7 +341,7 @@ class EmbeddingUse:
             g = g.masked_fill((tokens == padding)[:, :, None], 0)
         self._tokens, self._g, self._shape = tokens, g, shape
 
-    def looked_up(self) -> tuple[Tensor, Tensor]:
+    def look_up(self) -> tuple[Tensor, Tensor]:
         """Tokens (n, t) and gradients (n, t, d)."""
         return self._tokens, self._g
 

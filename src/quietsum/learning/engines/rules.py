@@ -89,10 +89,10 @@ def rule(layer: type[nn.Module] | str) -> Callable[[R], R]:
 
 def is_own(module: nn.Module) -> bool:
     """Whether the rule of this module was added by :func:`rule`, and so is checked before it is trusted."""
-    return _added(module) is not None
+    return _find_added(module) is not None
 
 
-def _added(module: nn.Module) -> Rule | None:
+def _find_added(module: nn.Module) -> Rule | None:
     for layer, function in _RULES.items():
         for kind in type(module).__mro__:
             named = kind is layer or f"{kind.__module__}.{kind.__qualname__}" == layer
@@ -103,7 +103,7 @@ def _added(module: nn.Module) -> Rule | None:
 
 def builder_for(module: Any, own: set[str]) -> tuple[Builder, bool] | None:
     """How a module of known type is accounted for, and whether its positions are free; None for an unknown one."""
-    added = _added(module)
+    added = _find_added(module)
     if added is not None:
         names = [name for name, _ in module.named_parameters(recurse=False) if name in own]
         return functools.partial(_by_rule, added, module, names), False
@@ -154,7 +154,7 @@ def _one(said: Gradients, name: str, shape: torch.Size, rows: int, layer: str) -
 # ------------------------------------------------------------------------------------- the layers that we know
 
 
-def _known(*kinds: Any, free: bool = False) -> Callable[[Make], Make]:
+def _register(*kinds: Any, free: bool = False) -> Callable[[Make], Make]:
     def add(make: Make) -> Make:
         _OURS.update({kind.forward: (make, free) for kind in kinds})
         return make
@@ -162,7 +162,7 @@ def _known(*kinds: Any, free: bool = False) -> Callable[[Make], Make]:
     return add
 
 
-@_known(nn.Linear, free=True)
+@_register(nn.Linear, free=True)
 def _linear(module: nn.Linear, weight: bool, bias: bool) -> Builder:
     return linear(weight, bias)
 
@@ -208,7 +208,7 @@ def _stack(room: layers.Room, name: str, parts: Sequence[Tensor]) -> Tensor:
     return whole.transpose(0, 1)
 
 
-@_known(nn.Conv1d, nn.Conv2d)
+@_register(nn.Conv1d, nn.Conv2d)
 def _convolution(module: nn.Conv1d | nn.Conv2d, weight: bool, bias: bool) -> Builder:
     geometry, dims, room = Geometry(module), module.weight.dim(), layers.Room()
 
@@ -220,7 +220,7 @@ def _convolution(module: nn.Conv1d | nn.Conv2d, weight: bool, bias: bool) -> Bui
     return build
 
 
-@_known(nn.Embedding, free=True)
+@_register(nn.Embedding, free=True)
 def _embedding(module: nn.Embedding, weight: bool, bias: bool) -> Builder:
     def build(entries: Entries, rows: int) -> Use:
         shape, padding = module.weight.shape, module.padding_idx
@@ -234,12 +234,12 @@ def _embedding(module: nn.Embedding, weight: bool, bias: bool) -> Builder:
     return build
 
 
-@_known(nn.LayerNorm, free=True)
+@_register(nn.LayerNorm, free=True)
 def _layer_norm(module: nn.LayerNorm, weight: bool, bias: bool) -> Builder:
     return _over_last(module, F.layer_norm, weight, bias)
 
 
-@_known(nn.RMSNorm, free=True)
+@_register(nn.RMSNorm, free=True)
 def _rms_norm(module: nn.RMSNorm, weight: bool, bias: bool) -> Builder:
     return _over_last(module, F.rms_norm, weight, bias)
 
@@ -256,12 +256,12 @@ def _over_last(module: Any, function: Callable[..., Tensor], weight: bool, bias:
     return build
 
 
-@_known(nn.GroupNorm)
+@_register(nn.GroupNorm)
 def _group_norm(module: nn.GroupNorm, weight: bool, bias: bool) -> Builder:
     return _over_channels(module, lambda x: F.group_norm(x, module.num_groups, eps=module.eps), 0, weight, bias)
 
 
-@_known(nn.InstanceNorm1d)  # one forward for all three
+@_register(nn.InstanceNorm1d)  # one forward for all three
 def _instance_norm(module: _InstanceNorm, weight: bool, bias: bool) -> Builder | None:
     dims = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}.get(type(module))
     if dims is None or module.track_running_stats:

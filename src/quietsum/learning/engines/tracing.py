@@ -135,10 +135,10 @@ class Slot:
                 entries.append((given, found[0] if found[0].dtype not in _HALF else found[0].float()))
         self.begin()
         if self.direct:
-            return self._handed_out(entries, rows) if entries else None
+            return self._use_handed_out(entries, rows) if entries else None
         return self.build(entries, rows) if entries else None
 
-    def _handed_out(self, entries: Sequence[tuple[str, Tensor]], rows: int) -> Use:
+    def _use_handed_out(self, entries: Sequence[tuple[str, Tensor]], rows: int) -> Use:
         """The gradients at the rows of the parameters are every example's own."""
         found = dict(entries)
         blank = [(name, getattr(self.module, name)) for name in self.names]
@@ -196,7 +196,7 @@ class Slot:
 
             def observe(*args: Any, **kwargs: Any) -> Any:
                 given = args[0] if args else next(iter(kwargs.values()))
-                if self.plan.active and self._shared(given):
+                if self.plan.active and self._is_shared(given):
                     return self._once(run, given, args, kwargs)
                 out = run(*args, **kwargs)
                 self.note(given, out)
@@ -204,7 +204,7 @@ class Slot:
 
         return observe
 
-    def _shared(self, given: Any) -> bool:
+    def _is_shared(self, given: Any) -> bool:
         """Whether this call is given what all examples share."""
         if type(given) is Broadcast:
             return True

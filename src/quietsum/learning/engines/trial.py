@@ -23,7 +23,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.learning.engines.protocol import Batch, joint_norm
 from quietsum.learning.engines.shared.broadcast import NotCovered
 
-__all__ = ["NothingFinite", "few_of", "refuse_rule", "replayed", "same_gradients", "same_losses", "sound_first"]
+__all__ = ["NothingFinite", "few_of", "refuse_rule", "replay_losses", "same_gradients", "same_losses", "sound_first"]
 
 _FINE = {torch.float64: (1e-8, 1e-10), torch.float32: (1e-3, 1e-5)}
 _ROUGH, _HALF = (2e-2, 2e-3), (0.1, 1e-2)
@@ -50,7 +50,7 @@ def sound_first(batch: Batch, losses: Tensor) -> Batch:
     return tuple(part[order.to(part.device)] for part in batch)
 
 
-def replayed(run: Callable[[], Tensor], batch: Batch) -> Tensor:
+def replay_losses(run: Callable[[], Tensor], batch: Batch) -> Tensor:
     """The losses with the same random numbers every time; torch's own generators go on as if nothing had been drawn."""
     devices = sorted({part.device.index or 0 for part in batch if part.is_cuda})
     with torch.random.fork_rng(devices=devices):

@@ -18,7 +18,7 @@ from quietsum.errors import CorruptState, printable
 from quietsum.privacy import PrivacyUnit
 from quietsum.runs.record import TABLES
 
-__all__ = ["Course", "FinishedRound", "count_drop_outs", "read_course"]
+__all__ = ["FinishedRound", "RunCourse", "count_drop_outs", "read_course"]
 
 MOST = 200_000
 """Rounds that are read; a plan has 10⁶ at most, and no page shows as many."""
@@ -38,7 +38,7 @@ class FinishedRound:
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Course:
+class RunCourse:
     """The finished ``rounds`` in order; ``measured_on`` says by score on which data it stands."""
 
     rounds: tuple[FinishedRound, ...] = ()
@@ -54,10 +54,10 @@ class Course:
         return next(iter(self.measured_on), None)
 
 
-def read_course(path: Path) -> Course:
+def read_course(path: Path) -> RunCourse:
     """The course in run.db at ``path``; an empty one if there is none. Raises CorruptState if it cannot be read."""
     if not path.is_file():
-        return Course()
+        return RunCourse()
     try:
         database = for_reading(path, TABLES)
         try:
@@ -87,7 +87,7 @@ def read_course(path: Path) -> Course:
             )
             for number, asked, kept, *epsilons in rows
         }  # fmt: skip
-        return Course(rounds=tuple(found.values()), measured_on=measured_on)
+        return RunCourse(rounds=tuple(found.values()), measured_on=measured_on)
     except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
         raise CorruptState(f"{path} cannot be read ({error}); move it away, nothing in it is needed") from None
 

@@ -61,7 +61,7 @@ def read_landmarks(
     """
     arrays = _arrays(path)
     motion = arrays["landmarks"]
-    values, fine = _centred(path, motion, (frames, joints, dims), largest)
+    values, fine = _centre(path, motion, (frames, joints, dims), largest)
     count = len(motion)
     places = {name: place for place, name in enumerate(classes)}
     labels = np.array([places.get(one, -1) for one in _texts(arrays, "labels", count)], dtype=np.int64)
@@ -84,11 +84,11 @@ def encode_landmarks(path: Path, *, frames: int, joints: int, dims: int, largest
         raise InvalidParameter(
             "rows", str(path), "holds no landmarks", "write them with numpy.savez(path, landmarks=…)"
         )
-    values, fine = _centred(path, arrays["landmarks"], (frames, joints, dims), largest)
+    values, fine = _centre(path, arrays["landmarks"], (frames, joints, dims), largest)
     return np.where(fine[:, None, None, None], values, np.nan).astype(np.float32)
 
 
-def _centred(
+def _centre(
     path: Path, motion: NDArray[Any], shape: tuple[int, int, int], largest: float
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """Clips as a model reads them, and which of them hold numbers alone; the others are zero."""

@@ -12,10 +12,10 @@ from starlette.responses import HTMLResponse, Response
 from quietsum.errors import LedgerBroken
 from quietsum.ledger import Book, Entry, Kind, Ledger, exceeds, operator_only
 from quietsum.web.checking import CheckState
-from quietsum.web.pages.runs import whole
+from quietsum.web.pages.runs import read_whole
 from quietsum.web.rendering import View, view_of
 
-__all__ = ["show_ledger", "show_state"]
+__all__ = ["show_books", "show_state"]
 
 PAGE = 40
 LONGEST = 12_000
@@ -23,12 +23,12 @@ LONGEST = 12_000
 BOOKS = 100
 
 
-async def show_ledger(request: Request) -> Response:
+async def show_books(request: Request) -> Response:
     """The ledger, newest entries first; ``before`` begins behind a later one."""
     from anyio.to_thread import run_sync
 
     view = view_of(request)
-    before = whole(request, "before", 0)
+    before = read_whole(request, "before", 0)
     values = await run_sync(_read, view, before)
     check = view.check.look(values["head"].sequence)
     return view.page(request, "ledger.html", check=check, **values)

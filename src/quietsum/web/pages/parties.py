@@ -18,8 +18,8 @@ from starlette.responses import Response
 from quietsum.alerts import LOG, AlertKind, AuditLog, Line, Severity
 from quietsum.errors import CorruptState, QuietsumError, printable
 from quietsum.privacy import Guarantee
-from quietsum.runs import Course, RunFolder, count_drop_outs, findings, read_groups, read_left_out
-from quietsum.web.pages.runs import whole
+from quietsum.runs import RunCourse, RunFolder, count_drop_outs, findings, read_groups, read_left_out
+from quietsum.web.pages.runs import read_whole
 from quietsum.web.rendering import View, view_of
 
 __all__ = ["show_alerts", "show_parties", "show_site"]
@@ -45,7 +45,7 @@ def show_parties(request: Request) -> Response:
         if name:
             raise HTTPException(404)
         return view.page(request, "parties.html", run=None, names=[])
-    number = whole(request, "page", 1)
+    number = read_whole(request, "page", 1)
     rows = _rows(view, folder)
     pages = max(1, math.ceil(len(rows) / MOST))
     number = min(number, pages)
@@ -96,7 +96,7 @@ def _worst(row: dict[str, Any]) -> float:
     return max((share for _, share in row["spent"]), default=0.0)
 
 
-def _participation(course: Course) -> list[tuple[int, int, int]]:
+def _participation(course: RunCourse) -> list[tuple[int, int, int]]:
     """Round, asked and kept of the newest rounds."""
     rows = [(one.round, one.asked, one.kept) for one in course.rounds[-MOST:]]
     return [(number, asked, kept) for number, asked, kept in reversed(rows) if asked is not None and kept is not None]
@@ -141,7 +141,7 @@ def show_alerts(request: Request) -> Response:
     everything = request.query_params.get("all") == "1"
     lines, trouble = _alert_lines(view)
     alerts = [line for line in lines if line.alert is not None and (everything or _is_grave(line))]
-    number = whole(request, "page", 1)
+    number = read_whole(request, "page", 1)
     pages = max(1, math.ceil(len(alerts) / MOST))
     number = min(number, pages)
     newest = list(reversed(alerts))[MOST * (number - 1) : MOST * number]

@@ -36,12 +36,12 @@ from quietsum.plan import (
 )
 from quietsum.privacy import PrivacyUnit
 from quietsum.report import percent, show_bound
-from quietsum.web.pages.runs import whole
+from quietsum.web.pages.runs import read_whole
 from quietsum.web.pictures import draw, draw_gauge
 from quietsum.web.rendering import View, view_of
 from quietsum.web.thinking import Busy, TooLong
 
-__all__ = ["SLIDERS", "Slider", "answer", "show", "work_out"]
+__all__ = ["SLIDERS", "Slider", "answer", "show_planner", "work_out"]
 
 POINTS = 16
 DIMENSION = 1000
@@ -95,7 +95,7 @@ STYLES: Mapping[str, tuple[str, Style]] = {
 }
 
 
-def show(request: Request) -> Response:
+def show_planner(request: Request) -> Response:
     """The sliders, with the answer to where they stand."""
     view, values = view_of(request), _values(request)
     return view.page(request, "planner.html", **values, **_answer(view, values["style"], values["places"]))
@@ -113,7 +113,9 @@ def _values(request: Request) -> dict[str, Any]:
     style = request.query_params.get("style", "record")
     if style not in STYLES:
         raise HTTPException(400, "style in the address is neither record nor client.")
-    places = tuple(whole(request, one.name, one.values.index(one.start) + 1, len(one.values)) - 1 for one in SLIDERS)
+    places = tuple(
+        read_whole(request, one.name, one.values.index(one.start) + 1, len(one.values)) - 1 for one in SLIDERS
+    )
     sliders = [
         {"slider": one, "place": place + 1, "text": one.text(one.values[place])}
         for one, place in zip(SLIDERS, places, strict=True)

@@ -37,7 +37,7 @@ def compare(request: Request) -> Response:
     folders, _ = view.reader.folders()
     wanted = request.query_params.getlist("run")[:BESIDE]
     chosen = [one for one in folders if one.path.name in wanted] if wanted else folders[:BESIDE]
-    rows = [row for row in (_compared(view, folder) for folder in chosen) if row is not None]
+    rows = [row for row in (_compare(view, folder) for folder in chosen) if row is not None]
     kinds = dict.fromkeys((row["metric"], row["unit"]) for row in rows if row["metric"] and row["unit"])
     pictures: list[tuple[str, Markup]] = []
     for place, (metric, unit) in enumerate(list(kinds)[:4]):
@@ -56,7 +56,7 @@ def compare(request: Request) -> Response:
     )  # fmt: skip
 
 
-def _compared(view: View, folder: RunFolder) -> dict[str, Any] | None:
+def _compare(view: View, folder: RunFolder) -> dict[str, Any] | None:
     row, _ = read_line(view, folder)
     try:
         settings = flatten(folder.plan().to_dict())
@@ -141,11 +141,11 @@ def list_audits(request: Request) -> Response:
             if (one.path / "canaries").is_dir():
                 waiting.append(one.run)
             continue
-        rows.append({"run": one.run, "problem": "", **_audited(found)})
+        rows.append({"run": one.run, "problem": "", **_describe_audit(found)})
     return view.page(request, "audits.html", rows=rows, waiting=waiting)
 
 
-def _audited(found: dict[str, Any]) -> dict[str, Any]:
+def _describe_audit(found: dict[str, Any]) -> dict[str, Any]:
     claim, lower = found["claim"].get("epsilon"), found["lower_bound"]["epsilon"]
     return {
         "conclusion": str(found["conclusion"]), "sentence": printable(str(found["sentence"])), "claim": claim,

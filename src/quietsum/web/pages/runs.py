@@ -15,7 +15,7 @@ from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.ledger import StoreFailed
 from quietsum.privacy import Budget, PrivacyUnit
 from quietsum.report import Training, curve
-from quietsum.runs import Course, RunFolder
+from quietsum.runs import RunCourse, RunFolder
 from quietsum.web.pictures import draw, draw_gauge, draw_spending, draw_utility
 from quietsum.web.rendering import View, view_of
 
@@ -35,7 +35,7 @@ OUTCOMES: Mapping[str, tuple[str, str]] = {
 """How a run stands, in words, and the colour of its badge."""
 
 
-def whole(request: Request, name: str, default: int, most: int = 10**9) -> int:
+def read_whole(request: Request, name: str, default: int, most: int = 10**9) -> int:
     """A number in the address; the page says what is wrong with any other text."""
     text = request.query_params.get(name, "")
     if not text:
@@ -48,7 +48,7 @@ def whole(request: Request, name: str, default: int, most: int = 10**9) -> int:
 def list_runs(request: Request) -> Response:
     """All runs, the newest first, some a page; with ``q`` those whose name holds it."""
     view = view_of(request)
-    wanted, number = request.query_params.get("q", "")[:100], whole(request, "page", 1)
+    wanted, number = request.query_params.get("q", "")[:100], read_whole(request, "page", 1)
     folders, damaged = view.reader.folders()
     found = [folder for folder in folders if wanted.lower() in folder.run.lower()]
     pages = max(1, math.ceil(len(found) / PAGE))
@@ -58,11 +58,11 @@ def list_runs(request: Request) -> Response:
         row, problem = read_line(view, folder)
         broken = problem or broken
         rows.append(row)
-    trained, problem = _trained(view) if number == 1 else ([], "")
+    list_charged, problem = _list_trained(view) if number == 1 else ([], "")
     return view.page(
         request, "runs.html", rows=rows, wanted=wanted, number=number, pages=pages, total=len(found),
         damaged=[(name, view.reader.say(Exception(text))) for name, text in damaged], broken=broken or problem,
-        trained=[row for row in trained if wanted.lower() in row["run"].lower()],
+        list_charged=[row for row in list_charged if wanted.lower() in row["run"].lower()],
         live=any(row["state"][1] == "live" for row in rows),
     )  # fmt: skip
 
@@ -83,9 +83,9 @@ def read_line(view: View, folder: RunFolder) -> tuple[dict[str, Any], str]:
         return {**row, "problem": view.reader.say(error), "state": ("damaged", "bad")}, ""
 
 
-def _trained(view: View) -> tuple[list[dict[str, Any]], str]:
+def _list_trained(view: View) -> tuple[list[dict[str, Any]], str]:
     try:
-        return [{**row, "state": OUTCOMES[row["outcome"]]} for row in view.reader.trained()], ""
+        return [{**row, "state": OUTCOMES[row["outcome"]]} for row in view.reader.list_charged()], ""
     except QuietsumError as error:
         return [], view.reader.say(error)
 
@@ -151,7 +151,7 @@ def _forecast(view: View, folder: RunFolder) -> list[tuple[int, dict[PrivacyUnit
 
 
 def _gauge(
-    unit: PrivacyUnit, limit: Budget, course: Course, line: Mapping[str, Any], forecast: Sequence[tuple[int, float]]
+    unit: PrivacyUnit, limit: Budget, course: RunCourse, line: Mapping[str, Any], forecast: Sequence[tuple[int, float]]
 ) -> dict[str, Any]:
     """What is spent of one unit's limit. Where run.db is gone, what the whole plan costs stands for it."""
     last = course.last
@@ -185,10 +185,10 @@ def show_rounds(request: Request) -> Response:
     return show_round_table(view, request, found, course)
 
 
-def show_round_table(view: View, request: Request, folder: RunFolder, course: Course) -> Response:
+def show_round_table(view: View, request: Request, folder: RunFolder, course: RunCourse) -> Response:
     """One page of the rounds."""
     pages = max(1, math.ceil(len(course.rounds) / ROUNDS))
-    number = min(whole(request, "page", 1), pages)
+    number = min(read_whole(request, "page", 1), pages)
     end = len(course.rounds) - ROUNDS * (number - 1)
     units = [unit.value for unit in PrivacyUnit if any(unit in one.epsilon for one in course.rounds[-1:])]
     return view.page(

@@ -106,8 +106,8 @@ _CONSTANTS = {"detach", "data", "item", "tolist", "numpy"}
 class Broadcast(Tensor):
     """A tensor that all examples share; ``rows_of_it()`` is the same with one row for each example, made when needed.
 
-    Its own values are a leaf of torch's graph that is nobody's: an operation that reached them past this class would
-    leave that leaf in the graph, where :mod:`quietsum.learning.engines.completeness` finds it.
+    Its own values are a leaf of torch's graph that belongs to no example: an operation that reached them past this
+    class would leave that leaf in the graph, where :mod:`quietsum.learning.engines.completeness` finds it.
     """
 
     label: str

@@ -32,12 +32,12 @@ from quietsum.learning.engines.layers import (
     row_pieces,
 )
 
-__all__ = ["join"]
+__all__ = ["join_uses"]
 
 Noted = tuple[tuple[int, ...], Use]
 
 
-def join(uses: Sequence[Noted], shared: set[int]) -> list[Noted]:
+def join_uses(uses: Sequence[Noted], shared: set[int]) -> list[Noted]:
     """The same uses, with those of each parameter in ``shared`` made one, so that its norm is that of the sum."""
     kept: list[Noted] = []
     parts: dict[int, list[Use]] = {}
@@ -53,7 +53,7 @@ def join(uses: Sequence[Noted], shared: set[int]) -> list[Noted]:
         elif all(isinstance(use, EmbeddingUse | MatrixUse | OuterUse) for use in each):
             kept.append(((number,), TiedUse(each)))
         else:
-            kept.append(((number,), InstanceUse([_summed(each)])))
+            kept.append(((number,), InstanceUse([_sum_uses(each)])))
     return kept
 
 
@@ -68,7 +68,7 @@ def _one_by_one(use: Use, count: int) -> list[Use]:
     return [InstanceUse([part]) for part in use.instances()]
 
 
-def _summed(each: Sequence[Use]) -> Tensor:
+def _sum_uses(each: Sequence[Use]) -> Tensor:
     total = each[0].instances()[0]
     for use in each[1:]:
         total = total + use.instances()[0]
@@ -87,14 +87,14 @@ class TiedUse:
 
     def norms(self, order: int) -> list[Tensor]:
         """See :class:`quietsum.learning.engines.layers.Use`."""
-        looked = [use.looked_up() for use in self._each if isinstance(use, EmbeddingUse)]
+        looked = [use.look_up() for use in self._each if isinstance(use, EmbeddingUse)]
         made = [use.pair() for use in self._each if isinstance(use, MatrixUse | OuterUse)]
         width = [g for _, g in looked] + [a for a, _ in made]
         rows, positions = len(width[0]), sum(part.shape[1] for part in width)
         high = made[0][1].shape[2] if made else positions  # lookups alone: each position has its own row at most
         plan = plan_for(rows, positions, width[0].shape[2], high, width[0].element_size())
         if order != 2 or (made and plan == "keep"):
-            self._kept = _summed(self._each)
+            self._kept = _sum_uses(self._each)
             return [per_example(self._kept, order)]
         starts = row_pieces(rows, 2 * positions * positions * width[0].element_size(), width[0].device.type)
         found = []
@@ -109,7 +109,7 @@ class TiedUse:
 
     def instances(self) -> list[Tensor]:
         """See :class:`quietsum.learning.engines.layers.Use`."""
-        return [_summed(self._each)]
+        return [_sum_uses(self._each)]
 
     def drop(self, bad: Tensor) -> None:
         """See :class:`quietsum.learning.engines.layers.Use`."""
