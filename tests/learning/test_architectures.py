@@ -120,7 +120,8 @@ def test_a_frozen_backbone_costs_nothing() -> None:
     model.requires_grad_(False)
     model.classifier.requires_grad_(True)
     seen: list[bool] = []
-    model.vit.register_forward_hook(  # type: ignore[union-attr]lambda module, given, out: seen.append(out.last_hidden_state.requires_grad))
+    backbone: Any = model.vit
+    backbone.register_forward_hook(lambda module, given, out: seen.append(out.last_hidden_state.requires_grad))
     engine = engine_for("bookkeeping", model, architecture.loss, Flat(max_norm=0.5))
     found = engine.clipped_sum(architecture.batch(ROWS))
     assert [tuple(part.shape) for part in found] == [(3, 16), (3,)]
