@@ -118,11 +118,10 @@ def test_a_frozen_backbone_costs_nothing() -> None:
     """No note is taken of frozen layers, and the backward pass ends at the first one that is trained."""
     architecture, model = ARCHITECTURES["ViT"], built("ViT")
     model.requires_grad_(False)
-    model.classifier.requires_grad_(True)  # type: ignore[union-attr]
+    model.classifier.requires_grad_(True)
     seen: list[bool] = []
-    model.vit.register_forward_hook(  # type: ignore[union-attr,operator]
-        lambda module, given, out: seen.append(out.last_hidden_state.requires_grad)
-    )
+    backbone: Any = model.vit
+    backbone.register_forward_hook(lambda module, given, out: seen.append(out.last_hidden_state.requires_grad))
     engine = engine_for("bookkeeping", model, architecture.loss, Flat(max_norm=0.5))
     found = engine.clipped_sum(architecture.batch(ROWS))
     assert [tuple(part.shape) for part in found] == [(3, 16), (3,)]

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402, N812
 from torch import Tensor, nn  # noqa: E402
+from torch.autograd import Function  # noqa: E402
 
 from learning.test_bookkeeping import CLIPS, labels, loss, numbers, tokens, vector  # noqa: E402
 from quietsum.errors import InvalidParameter  # noqa: E402
@@ -25,7 +26,9 @@ KNOWN = "every trainable layer is known, so one backward pass is enough"
 class Looked(nn.Module):
     """A position table looked up once for all, in one of the ways that models do it."""
 
-    def __init__(self, way: str, length: int = 4) -> None:
+    order: Tensor
+
+    def __init__(self, way: str) -> None:
         super().__init__()
         self.words, self.places, self.head = nn.Embedding(5, 4), nn.Embedding(9, 4), nn.Linear(4, 3)
         self.way, self.drop = way, nn.Dropout(0.4)
@@ -234,7 +237,7 @@ def test_the_model_is_left_as_it_was() -> None:
 # -------------------------------------------------------------------------------- what is not shared in this way
 
 
-class _Twice(torch.autograd.Function):
+class _Twice(Function):
     """A function of a user's own, which reads its tensors past torch's overrides."""
 
     @staticmethod
@@ -257,7 +260,7 @@ class Odd(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.way == "a function of its own":
-            x = _Twice.apply(x, self.scale)  # type: ignore[no-untyped-call]
+            x = _Twice.apply(x, self.scale)
         elif self.way == "a product":
             x = torch.einsum("ntd,d->nt", x, self.scale)[..., None] + x
         elif self.way == "written to":

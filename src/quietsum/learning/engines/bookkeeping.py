@@ -332,9 +332,10 @@ class BookkeepingEngine:
             slot.begin()
         for stack in self._stacks:
             stack.forget()
+        lending: list[Slot | DenseStack] = [*slots, *stacks]
         lent: list[Slot | DenseStack] = []
         try:
-            for one in (*slots, *stacks):
+            for one in lending:
                 one.lend()
                 lent.append(one)
             if not self._by_step:
