@@ -155,7 +155,7 @@ def clip_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     def whole(task: Any, params: Any, features: Any, labels: Any, grid: ClippedSum) -> Any:
         return grid.sum(grid.bound(task.gradients(params, features, labels).sum(axis=0)))
 
-    monkeypatch.setattr(descent, "_bounded_sum", whole)
+    monkeypatch.setattr(descent, "_sum_bounded", whole)
 
 
 def shuffle(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,9 @@ from quietsum.contracts import TaskContract
 from quietsum.tasks import AnyTask, FederatedTorch, SamplesTask, TableTask
 
 FOLDER = tempfile.TemporaryDirectory()
-VISITS, PUBLIC, MOVES = (Path(FOLDER.name) / name for name in ("visits.csv", "public.csv", "moves.npz"))
+VISITS, PUBLIC, MOVES, SHOWN = (
+    Path(FOLDER.name) / name for name in ("visits.csv", "public.csv", "moves.npz", "shown.npz")
+)
 
 
 def setUpModule() -> None:
@@ -26,14 +28,15 @@ def setUpModule() -> None:
     VISITS.write_text("\n".join([*lines, ""]))
     PUBLIC.write_text("patient,clinic,age,ward,back\np900,north,34,a,no\np901,north,51,b,yes\n")
     sites = np.array(["north", "south"] * 12)
-    np.savez(MOVES, landmarks=draw.normal(0, 1, (24, 8, 33, 2)), labels=np.array(["a", "b"])[draw.integers(0, 2, 24)],
-             sites=sites)  # fmt: skip
+    for path in (MOVES, SHOWN):
+        labels = np.array(["a", "b"])[draw.integers(0, 2, 24)]
+        np.savez(path, landmarks=draw.normal(0, 1, (24, 8, 33, 2)), labels=labels, sites=sites)
 
 
 SITES = [{"name": "north", "size": 40}, {"name": "south", "size": 40}]
 
 
-HOLDOUT = {"holdout": str(MOVES), "holdout_public": "made up"}
+HOLDOUT = {"holdout": str(SHOWN), "holdout_public": "made up"}
 
 
 class OfTable(TaskContract, unittest.TestCase):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from learning.mutants.catalogue import MUTANTS
+from quietsum.errors import InvalidParameter
 from quietsum.learning.checks.before_training import while_checking
 from quietsum.learning.checks.numpy_step import Field, MadeUp, Silent
 from quietsum.learning.checks.step import CheckedStep
@@ -346,6 +347,10 @@ def test_a_draw_that_is_held_still_does_not_hide_a_mixing_model() -> None:
     for seed in (0, 1):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # some weights show it to T5 alone
-            step = bridge(Mixed(), (2,))
+            step = bridge(Mixed(), (2,), engine="opacus")  # its hooks do not ask whose rows are whose
+            books, rows = engine_for("bookkeeping", Mixed(), cross_entropy, Flat(max_norm=1.0)), torch.randn(8, 2)
         with while_checking(step._model):
             assert {"T2", "T5"} <= set(one_step(step, rng=randomness_for_tests(1)).caught_by)
+            for _ in range(6):  # the books refuse such a model whenever they look
+                with pytest.raises(InvalidParameter, match="does not have example i in row i"):
+                    books.clipped_sum((rows, torch.zeros(8, dtype=torch.int64)))
