@@ -58,11 +58,11 @@ def list_runs(request: Request) -> Response:
         row, problem = read_line(view, folder)
         broken = problem or broken
         rows.append(row)
-    list_charged, problem = _list_trained(view) if number == 1 else ([], "")
+    trained, problem = _list_trained(view) if number == 1 else ([], "")
     return view.page(
         request, "runs.html", rows=rows, wanted=wanted, number=number, pages=pages, total=len(found),
         damaged=[(name, view.reader.say(Exception(text))) for name, text in damaged], broken=broken or problem,
-        list_charged=[row for row in list_charged if wanted.lower() in row["run"].lower()],
+        trained=[row for row in trained if wanted.lower() in row["run"].lower()],
         live=any(row["state"][1] == "live" for row in rows),
     )  # fmt: skip
 
