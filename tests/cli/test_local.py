@@ -128,7 +128,7 @@ def test_the_plot_is_an_svg_with_a_bar_for_each_answer() -> None:
     root = ElementTree.fromstring(text)
     assert root.tag.endswith("svg")
     assert all(word in text for word in SHARES)
-    assert text.count('class="line s0"') == 2 * len(SHARES)
+    assert text.count('class="line s0"') == text.count('class="line dot s0"') == len(SHARES)
 
 
 def test_projected_shares_are_labelled_and_add_up_to_one() -> None:

@@ -327,7 +327,9 @@ def test_a_federation_that_the_run_made_is_closed_whatever_happens(
         def close(self) -> None:
             closed.append(1)
 
-    monkeypatch.setattr(LocalFederation, "of", lambda task, resolved, workers=1: Closing(honest(task, resolved)))
+    monkeypatch.setattr(
+        LocalFederation, "of", lambda task, resolved, workers=1, **more: Closing(honest(task, resolved, **more))
+    )
     place = Workspace(path=tmp_path)
     if fails:
         stopped(place, user({}))
