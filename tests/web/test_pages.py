@@ -277,3 +277,16 @@ def test_a_page_is_worked_out_again_when_its_files_have_changed(tmp_path: Path) 
         database.close()
         assert 'data-spent="0.123456"' in client.get("/runs/stopped").text
     assert 'data-spent="0.123456"' not in before
+
+
+def test_scores_of_different_tasks_stand_in_pictures_of_their_own(tmp_path: Path) -> None:
+    with look(copy_old(tmp_path)) as client:
+        text = text_of(client.get("/compare").text)
+    assert "heart: accuracy over ε per record, 3 runs" in text and "digits: accuracy over ε per record, 1 run " in text
+
+
+def test_each_party_stands_once_the_worst_first(tmp_path: Path) -> None:
+    with look(copy_old(tmp_path), operator=True) as client:
+        page = client.get("/parties?run=groups").text
+    names = re.findall(r'<th scope="row">([^<]+)</th>', page.partition("Participation")[0])
+    assert names == [f"client-{number:04d}" for number in range(1, 13)]

@@ -78,8 +78,9 @@ def _rows(view: View, folder: RunFolder) -> list[dict[str, Any]]:
     for (party, unit), found in spent.items():
         limit = limits.get(unit, 0.0)
         accounts.setdefault(party, []).append((found, found.epsilon / limit if limit else math.inf))
-    names = dict.fromkeys([*(() if facts is None else (one.name for one in facts.parties)), *accounts, *lost, *out])
     account_of = {} if facts is None else {one.name: one.account for one in facts.parties}
+    others = [name for name in accounts if name not in account_of.values()]  # clients of one account stand for it
+    names = dict.fromkeys([*account_of, *others, *lost, *out])
     rows: list[dict[str, Any]] = [
         {
             "party": printable(name),

@@ -38,13 +38,14 @@ def compare(request: Request) -> Response:
     wanted = request.query_params.getlist("run")[:BESIDE]
     chosen = [one for one in folders if one.path.name in wanted] if wanted else folders[:BESIDE]
     rows = [row for row in (_compare(view, folder) for folder in chosen) if row is not None]
-    kinds = dict.fromkeys((row["metric"], row["unit"]) for row in rows if row["metric"] and row["unit"])
+    kinds = dict.fromkeys(row["kind"] for row in rows if row["metric"] and row["unit"])
     pictures: list[tuple[str, Markup]] = []
-    for place, (metric, unit) in enumerate(list(kinds)[:4]):
-        some = [row for row in rows if (row["metric"], row["unit"]) == (metric, unit)]
+    for place, kind in enumerate(list(kinds)[:4]):
+        task, metric, unit = kind
+        some = [row for row in rows if row["kind"] == kind]
         picture = draw_frontier(some, metric, unit, f"frontier-{place}")
         if picture is not None:
-            title = f"{metric.replace('_', ' ')} over ε per {unit}"
+            title = f"{task}: {metric.replace('_', ' ')} over ε per {unit}"
             pictures.append((f"{title}, {len(some)} run{'s' * (len(some) > 1)}", picture))
     plans = [(row["folder"], dict(row["settings"])) for row in rows[:8]]
     keys = sorted({key for _, plan in plans for key in plan if len({one.get(key) for _, one in plans}) > 1})
@@ -68,7 +69,10 @@ def _compare(view: View, folder: RunFolder) -> dict[str, Any] | None:
         epsilon = math.inf
     unit = "" if first is None else str(first["unit"])
     score = row["value"]
-    return {**row, "epsilon": epsilon, "unit": unit if score is not None else "", "settings": settings}
+    unit = unit if score is not None else ""
+    task = printable(dict(settings).get("task.name", ""))  # scores of different tasks are not compared
+    kind = (task, row["metric"], unit)
+    return {**row, "epsilon": epsilon, "unit": unit, "kind": kind, "settings": settings}
 
 
 # --------------------------------------------------------------------------------------------- questions
