@@ -73,6 +73,7 @@ from quietsum.learning.engines.protocol import engine_for
 models = _load("speed_table_models", ROOT / "tests" / "learning" / "models.py")
 
 RATE = 0.01
+WARM = 5  # steps before the clock: our engine follows the rows of its first batches through the layers
 CPU_MODELS, GPU_ROWS = ("MLP", "CNN", "GRU", "ST-GCN"), (
     ("MLP", 1024), ("CNN", 1024), ("ResNet-18-GN", 256), ("ResNet-18-GN", 1024), ("ViT", 256), ("ViT", 1024),
 )  # fmt: skip
@@ -219,7 +220,8 @@ def measure(name: str, batch: int, device: torch.device, chosen: int | None) -> 
     for who, make in makers.items():
         with quiet():
             steps[who] = make()
-            steps[who]()
+            for _ in range(WARM):
+                steps[who]()
     with quiet():
         once = max(_time(steps["plain"], device), 1e-5)
         rounds = max(5, min(400, int(1.5 / once))) if chosen is None else chosen
