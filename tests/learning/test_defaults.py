@@ -26,6 +26,8 @@ from quietsum.learning.defaults import (
     settle_config,
     weigh_classes,
 )
+from quietsum.learning.input_scale import PACES, PLACES, choose_pace, count_lengths, count_seen
+from quietsum.learning.rows.records import Records
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.mechanisms import FAILURE_PER_DRAW
 from quietsum.tasks.scores import roc_auc
@@ -217,7 +219,8 @@ def test_the_failure_of_noise_is_paid_for_the_wider_of_gradient_and_count(tmp_pa
         if str(entry.kind) == "reserve"
         for charge in entry.body["charges"]
     )
-    assert found == pytest.approx(3 * trainer.plan.steps * FAILURE_PER_DRAW, rel=1e-9)  # two classes and the others
+    numbers = 3 + PLACES  # two classes, the others, and lengths
+    assert found == pytest.approx(numbers * trainer.plan.steps * FAILURE_PER_DRAW, rel=1e-9)
     trainer.close()
 
 
@@ -285,6 +288,91 @@ def test_a_checkpoint_that_weighs_a_record_by_more_than_its_noise_covers_is_refu
     del kept[name]
     with pytest.raises(CorruptState, match="restore it from a backup"):
         Balance.of_state(kept)
+
+
+# ---------------------------------------------------------------------------------------------- input scale
+
+
+@pytest.mark.parametrize("length", [1e-9, 0.3, 1.0, 40.0, 1e9])
+def test_a_record_adds_one_to_one_number_of_every_count(length: float) -> None:
+    balance = Balance(2, seen=3)
+    row = (torch.full((1, 3), length / math.sqrt(3)), torch.tensor([1]))
+    places = []
+    for _ in range(10):
+        found = balance.one_hot(row)
+        assert found.sum() == found.max() == 1
+        places.append(int(found.argmax()))
+        balance.take(torch.ones_like(found))  # noise beside what was asked for is not kept
+    assert [place > 2 for place in places] == [False, False, False, False, True] * 2
+    assert balance.counts[:3].tolist() == [8.0] * 3
+    assert balance.counts[3:].tolist() == [2.0] * PLACES
+
+
+def test_inputs_that_are_no_numbers_count_nowhere() -> None:
+    rows = torch.tensor([[math.nan, 0.0], [math.inf, 1.0], [0.0, 0.0], [3.0, 4.0]])
+    found = count_lengths(rows, 2)
+    assert found.sum() == 1
+    assert int(found.argmax()) == 2 + 6  # 2²
+    assert count_lengths(rows[:0], 2).tolist() == [0.0] * PLACES
+
+
+def test_the_pace_falls_with_the_length_and_noise_has_none() -> None:
+    def pace_of(power: int) -> float:
+        counts = torch.zeros(PLACES)
+        counts[power + 6] = 500.0
+        return choose_pace(counts, seen=100.0)
+
+    assert [pace_of(power) for power in (-6, 2, 10)] == [PACES[1], 1.0, PACES[0]]
+    paces = [pace_of(power) for power in range(-6, 11)]
+    assert paces == sorted(paces, reverse=True)
+    assert choose_pace(torch.full((PLACES,), 99.0), seen=100.0) == 1.0
+
+
+def test_lengths_are_asked_for_where_they_say_something_about_the_first_layer() -> None:
+    numbers = Records.of((torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)))
+    words = Records.of((torch.zeros(4, 3, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)))
+    assert count_seen(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), numbers) == 3
+    assert count_seen(nn.Conv2d(3, 8, 5), numbers) == 75
+    assert count_seen(nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2)), numbers) == 0
+    assert count_seen(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2)), words) == 0
+    frozen = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.Linear(3, 2))
+    assert count_seen(frozen, numbers) == 0  # its second layer does not see the inputs
+
+
+def test_short_inputs_are_learnt_as_fast_as_usual_ones() -> None:
+    train, test = skewed(2_000, 0.4), skewed(2_000, 0.4, seed=5)
+
+    def trained(scale: float) -> tuple[PrivateTrainer, float]:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 2)
+        trainer = PrivateTrainer(model, PrivacyConfig(epsilon=3.0, noise="fast"), selfcheck=False)
+        trainer.train((train[0] * scale, train[1]))
+        return trainer, auc_of(model, (test[0] * scale, test[1]))
+
+    short, usual = trained(0.01), trained(1.0)
+    assert "the rate × 3 for the length of the inputs" in short[0].chosen
+    assert short[1] > usual[1] - 0.05
+
+
+def test_a_run_from_before_lengths_were_asked_for_goes_on_without_them() -> None:
+    balance = Balance(2)
+    balance.counts += torch.tensor([900.0, 100.0, 0.0])
+    balance.finish(steps=1, noise=1.0)
+    kept = {name: part for name, part in balance.state().items() if name in ("counts", "weights", "done")}
+    again = Balance.of_state(kept)
+    assert again.pace == 1.0
+    assert again.one_hot((torch.ones(1, 6), torch.tensor([0]))).tolist() == [1.0, 0.0, 0.0]
+
+
+def test_a_survey_goes_on_where_it_stopped() -> None:
+    balance, row = Balance(2, seen=6), (torch.ones(1, 6), torch.tensor([0]))
+    for _ in range(4):
+        balance.take(balance.one_hot(row))
+    again = Balance.of_state(balance.state())
+    assert int(again.one_hot(row).argmax()) > 2  # the fifth is about lengths
+    for name, value in (("pace", 3.5), ("pace", math.nan), ("asked", -1), ("asked", [1])):
+        with pytest.raises(CorruptState, match="restore it from a backup"):
+            Balance.of_state({**balance.state(), name: torch.tensor(value)})
 
 
 def test_classes_are_added_up_with_one_rounding_more() -> None:

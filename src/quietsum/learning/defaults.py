@@ -10,6 +10,7 @@ the length of the plan. There is no table of data sets. With T steps, batch E an
     optimizer       Adam (Kingma, Ba 2015), β = 0.9 and 0.999
     learning rate   0.8 / √T at first, then a straight line to 0
     class balance   a record of class y counts r / s_y, with s the noisy shares of the classes and r the rarest
+    input scale     the learning rate times 0.4 … 3, by the noisy length of the inputs
 
 **Steps.** At one ε, σ grows like √T as long as σ > 1 (privacy amplification by sampling), so the noise of the whole
 run, σ √d / (E √T), hardly depends on T. More steps cost time alone, and more passes hardly help once σ > 2.
@@ -29,6 +30,9 @@ of the noise then weigh records *after* the clip, which only lessens what a reco
 beside the plan. Where no class has less than half of an even share all records count alike. Because balanced training
 shifts the scores, the log of the weights is taken off the last bias when the model is shown
 (Menon et al. 2021, "Long-tail learning via logit adjustment"): for AUC nothing changes, and probabilities fit again.
+
+**Input scale.** One in five of those steps counts the lengths of the inputs instead, and short ones let the weights
+move further (:mod:`quietsum.learning.input_scale`).
 
 Measured over nineteen models of ten data sets at ε 1, 3 and 8 in decision record 46; ``benchmarks/defaults.py``
 repeats it with what others' tutorials choose.
@@ -50,6 +54,7 @@ import torch
 from torch import Tensor, nn
 
 from quietsum.errors import CorruptState
+from quietsum.learning.input_scale import PACES, PLACES, choose_pace, count_lengths, count_seen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,6 +79,7 @@ _ROWS = 500_000  # records read in a run, where the data does not ask for more
 _FEWEST_PASSES = 20
 _WALK = 0.8  # the first learning rate is this over √T
 _SURVEYED = 20  # one step in so many asks for classes
+_SCALED = 5  # and one in so many of those for the inputs' lengths, if there are so many
 _SEEN = 3.0  # a class counts where it exceeds its noise so many times
 
 
@@ -147,35 +153,56 @@ def has_classes(records: Records) -> bool:
 
 @final
 class Balance:
-    """Noisy counts of the classes, and what follows from them: weights of records, and a shift of the scores.
+    """Noisy counts of classes and lengths, and what follows: weights of records, a shift of the scores, a pace.
 
-    Guarantees: everything but :meth:`one_hot` is a function of released counts and public numbers.
-    ``marks`` is the place of a batch's part that is above 0 for rows that are no records: canaries of an audit. They
-    are not counted, and weigh 1.
+    Guarantees: everything but :meth:`one_hot` is a function of released counts and public numbers. ``seen`` is how
+    many numbers a unit of the first layer takes; 0 asks for no lengths. ``marks`` is the place of a batch's part that
+    is above 0 for rows that are no records: canaries of an audit. They are not counted, and weigh 1.
     """
 
     marks: int | None = None
 
-    def __init__(self, classes: int) -> None:
-        self.classes = classes
-        self.counts = torch.zeros(classes + 1, dtype=torch.float64)  # the last one: labels that are none of them
+    def __init__(self, classes: int, seen: int = 0) -> None:
+        self.classes, self._seen, self._taken = classes, seen, 0
+        self.pace = 1.0
+        # behind the classes: labels that are none of them, then lengths
+        self.counts = torch.zeros(classes + 1 + (PLACES if seen else 0), dtype=torch.float64)
         self._weights: Tensor | None = None
 
+    @property
+    def _asked(self) -> slice:
+        """What the next count is about."""
+        lengths = self._seen > 0 and self._taken % _SCALED == _SCALED - 1
+        return slice(self.classes + 1, None) if lengths else slice(0, self.classes + 1)
+
     def one_hot(self, batch: Batch) -> Tensor:
-        """How many records of each class the batch holds. Private: one record moves one number by 1."""
-        labels = batch[1].to(torch.int64)
+        """How many records of each class, or of each length, the batch holds. Private: one record adds 1 to one."""
+        inputs, labels = batch[0], batch[1].to(torch.int64)
         if self.marks is not None:
-            labels = labels[batch[self.marks] == 0]
-        known = torch.where((labels >= 0) & (labels < self.classes), labels, self.classes)
-        return torch.bincount(known, minlength=self.classes + 1).to(torch.float64)
+            own = batch[self.marks] == 0
+            inputs, labels = inputs[own], labels[own]
+        found = torch.zeros_like(self.counts)
+        asked = self._asked
+        if asked.start:
+            found[asked] = count_lengths(inputs, self._seen).to(found)
+        else:
+            known = torch.where((labels >= 0) & (labels < self.classes), labels, self.classes)
+            found[asked] = torch.bincount(known, minlength=self.classes + 1).to(found)
+        return found
 
     def take(self, released: Tensor) -> None:
-        """One noisy count."""
-        self.counts += released.to(self.counts)
+        """One noisy count, of which the part that was asked for is kept."""
+        asked = self._asked
+        self.counts[asked] += released.to(self.counts)[asked]
+        self._taken += 1
 
     def finish(self, *, steps: int, noise: float) -> None:
-        """Fix the weights after so many counts, each with noise of deviation ``noise``."""
-        self._weights = weigh_classes(self.counts, _SEEN * noise * math.sqrt(steps))
+        """Fix weights and pace after so many counts, each with noise of deviation ``noise``."""
+        lengths = steps // _SCALED if self._seen else 0
+        classes = self.counts[: self.classes + 1]
+        self._weights = weigh_classes(classes, _SEEN * noise * math.sqrt(steps - lengths))
+        if lengths:
+            self.pace = choose_pace(self.counts[self.classes + 1 :], _SEEN * noise * math.sqrt(lengths))
 
     @property
     def weights(self) -> Tensor | None:
@@ -207,22 +234,32 @@ class Balance:
     def state(self) -> dict[str, Tensor]:
         """Counts and weights as tensors."""
         kept = torch.ones(self.classes, dtype=torch.float64) if self._weights is None else self._weights
-        return {"counts": self.counts, "weights": kept, "done": torch.tensor(self._weights is not None)}
+        about = torch.tensor([self._seen, self._taken], dtype=torch.int64)
+        pace, done = torch.tensor(self.pace, dtype=torch.float64), torch.tensor(self._weights is not None)
+        return {"counts": self.counts, "weights": kept, "done": done, "asked": about, "pace": pace}
 
     @classmethod
     def of_state(cls, saved: Mapping[str, Tensor]) -> Balance:
-        """What :meth:`state` returned. Raises CorruptState if it is none: a weight above 1 would outweigh the noise."""
+        """What :meth:`state` returned. Raises CorruptState if it is none: a weight above 1 would outweigh the noise.
+
+        A run that began before lengths were asked for goes on without them.
+        """
         try:
             counts, weights, done = saved["counts"].double(), saved["weights"].double(), bool(saved["done"])
-        except (LookupError, RuntimeError) as error:
+            seen, taken = saved["asked"].tolist() if "asked" in saved else (0, 0)
+            pace = float(saved["pace"]) if "pace" in saved else 1.0
+        except (LookupError, RuntimeError, TypeError, ValueError) as error:
             raise CorruptState(
                 f"the checkpoint holds no counts of classes ({error}); restore it from a backup"
             ) from None
-        fits = counts.dim() == 1 and len(counts) > 2 and weights.shape == (len(counts) - 1,)
+        behind = 1 + (PLACES if seen else 0)
+        fits = counts.dim() == 1 and len(counts) > 1 + behind and weights.shape == (len(counts) - behind,)
+        fits = fits and min(seen, taken) >= 0 and PACES[0] <= pace <= PACES[1]
         if not fits or not bool(torch.isfinite(counts).all()) or not bool(((weights > 0) & (weights <= 1)).all()):
             raise CorruptState("the checkpoint weighs classes by what is no share; restore it from a backup")
-        made = cls(len(counts) - 1)
+        made = cls(len(weights), seen)
         made.counts, made._weights = counts.clone(), weights.clone() if done else None
+        made._taken, made.pace = taken, pace
         return made
 
 
@@ -256,7 +293,7 @@ def weigh_classes(counts: Tensor, seen: float) -> Tensor:
 def make_balance(model: nn.Module, records: Records, device: torch.device) -> Balance | None:
     """An empty survey of the classes; None where there are none to tell apart."""
     classes = count_classes(model, records, device)
-    return None if classes is None or classes < 2 else Balance(classes)
+    return None if classes is None or classes < 2 else Balance(classes, count_seen(model, records))
 
 
 @torch.no_grad()

@@ -510,7 +510,8 @@ class PrivateTrainer:
         if not isinstance(self._kind, Adam):
             return lambda step: _PLAIN_RATE
         steps = self._spending.plan.steps
-        return Descending(peak=choose_rate(steps), steps=steps)
+        pace = 1.0 if self._balance is None else self._balance.pace
+        return Descending(peak=pace * choose_rate(steps), steps=steps)
 
     def _chunk(self, records: Records, learning_rate: float | None) -> None:
         """Some epochs: reserved, made, committed, checkpointed. In that order."""
@@ -539,6 +540,7 @@ class PrivateTrainer:
                 step.survey(batch)
                 if number == asked - 1:
                     self._balance.finish(steps=asked, noise=step.noise_multiplier)
+                    rate = self._rate(learning_rate)
                 reach("train:step")
                 continue
             variance = step.mechanism.variance / step.expected_batch**2
@@ -628,10 +630,13 @@ class PrivateTrainer:
 
     @property
     def chosen(self) -> str:
-        """Optimizer, batch, steps, clip and class balance in one line, stated or chosen, once training has begun."""
-        if self._balance is None or self._balance.weights is None:
-            return self._chosen
-        return f"{self._chosen}; weights of the classes {[round(w, 4) for w in self._balance.weights.tolist()]}"
+        """Optimizer, batch, steps, clip, balance and pace in one line, stated or chosen, once training has begun."""
+        said, balance = self._chosen, self._balance
+        if balance is not None and balance.pace != 1 and isinstance(self._kind, Adam):
+            said += f"; the rate × {balance.pace:.2g} for the length of the inputs"
+        if balance is not None and balance.weights is not None:
+            said += f"; weights of the classes {[round(w, 4) for w in balance.weights.tolist()]}"
+        return said
 
     @property
     def canaries(self) -> CanaryRecord | None:
