@@ -159,6 +159,12 @@ def plan_of(row: Row, epsilon: float | None, setting: Values, options: Values) -
 
 def work(job: Values) -> Values:
     """One federation from its first round to its score; every round is reserved and committed."""
+    row = ROWS[job["row"]]
+    return play(plan_of(row, job["epsilon"], job["setting"], job["options"]), job)
+
+
+def play(plan: Any, job: Values) -> Values:
+    """What came out of a plan."""
     import torch
 
     from quietsum.federation.local import LocalFederation
@@ -174,14 +180,14 @@ def work(job: Values) -> Values:
     if job.get("until") and time.time() > job["until"]:
         raise QuietsumError("left out: the time was up")
     torch.set_num_threads(1)
-    start = time.time()
-    row = ROWS[job["row"]]
-    plan = plan_of(row, job["epsilon"], job["setting"], job["options"])
-    if job["device"] == "cpu" or row.task == "heart":
+    start, federation_plan = time.time(), plan.federation
+    if job["device"] == "cpu" or plan.task.name == "heart":
         task: Any = task_of(plan)
     else:
-        inner = trainable_task(row.task, job["options"])
-        task = FederatedTorch(inner, split=row.split, parties=row.parties or (), device=job["device"])
+        inner = trainable_task(plan.task.name, dict(plan.task.options))
+        task = FederatedTorch(
+            inner, split=federation_plan.split, parties=federation_plan.parties or (), device=job["device"]
+        )
     resolved = resolve(plan, task.parties(), task.dimension)
     ledger = Ledger.begin(MemoryStore(), SigningKey.generate())
     ledger.open_run(
@@ -197,7 +203,8 @@ def work(job: Values) -> Values:
     found = task.evaluate(state.model)
     spent = {f"{one.unit} {one.observer}": one.epsilon for one in resolved.forecast(at=()).whole}
     return {
-        "values": dict(found.values), "on": found.on, "parties": len(resolved.parties), "spent": spent,
+        "values": dict(found.values), "chance": dict(found.chance), "on": found.on,
+        "parties": len(resolved.parties), "spent": spent,
         "noise": resolved.noise_multiplier, "client_noise": resolved.client_noise, "dimension": resolved.dimension,
         "seconds": round(time.time() - start, 1),
     }  # fmt: skip
