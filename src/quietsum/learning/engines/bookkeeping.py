@@ -182,15 +182,20 @@ class BookkeepingEngine:
         norms = self._norms_of(uses, rows)
         factors, bad = safe_factors(self._clip, norms)
         columns = [factors.view(-1)] if len(self._groups) == 1 else list(factors.t().contiguous().unbind())
-        for _, use in uses if bad is not None else ():
-            use.drop(bad)  # type: ignore[arg-type]
-        return self._weigh(uses, columns), norms
+        return self._weigh(uses, columns, bad), norms
 
-    def _weigh(self, uses: list[tuple[tuple[int, ...], Use]], columns: Sequence[Tensor]) -> list[Tensor]:
-        """Σ_i c_i times the gradient of example i, for each parameter; ``columns`` are the c_i of each group."""
+    def _weigh(
+        self, uses: list[tuple[tuple[int, ...], Use]], columns: Sequence[Tensor], bad: Tensor | None = None
+    ) -> list[Tensor]:
+        """Σ_i c_i times the gradient of example i, for each parameter; ``columns`` are the c_i of each group.
+
+        The examples that ``bad`` marks are erased layer by layer, so that no more than one layer is held twice.
+        """
         sums: list[Tensor | None] = [None] * len(self._parameters)
         while uses:
             numbers, use = uses.pop()
+            if bad is not None:
+                use.drop(bad)
             parts = use.weigh([columns[self._group_of[k]] for k in numbers])
             for number, part in zip(numbers, parts, strict=True):
                 sums[number] = part

@@ -207,10 +207,11 @@ def clip_instances(instances: Sequence[Tensor], clip: Clip, groups: Sequence[Seq
     sizes = [torch.linalg.vector_norm(part, ord=clip.order, dim=1) for part in flat]
     norms = torch.stack([joint_norm([sizes[p] for p in group], clip.order) for group in groups], 1)
     factors, bad = safe_factors(clip, norms)
-    if bad is not None:
-        flat = [part.masked_fill(bad[:, None], 0) for part in flat]
     where = group_of(groups, len(flat))
-    sums = [(factors[:, where[p]] @ part).view(instances[p].shape[1:]) for p, part in enumerate(flat)]
+    sums = []
+    for place, part in enumerate(flat):
+        part = part if bad is None else part.masked_fill(bad[:, None], 0)
+        sums.append((factors[:, where[place]] @ part).view(instances[place].shape[1:]))
     return sums, norms
 
 
@@ -225,9 +226,17 @@ def joint_norm(parts: Sequence[Tensor], order: int) -> Tensor:
     return every.square_().sum(0).sqrt_() if order == 2 else every.sum(0)
 
 
+def on_card(part: Tensor) -> bool:
+    """Whether to read a number of ``part`` is to wait for a graphics card."""
+    return part.device.type != "cpu"
+
+
 def safe_factors(clip: Clip, norms: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The factors, zero for every example with a norm that is not finite, and which those are (None: none)."""
-    if math.isfinite(norms.sum().item()):
+    """The factors, zero for every example with a norm that is not finite, and which those are (None: none).
+
+    On a card it is not asked whether there are any, since that would wait for it: they are erased in any case.
+    """
+    if not on_card(norms) and math.isfinite(norms.sum().item()):
         return clip.factors(norms), None
     bad = ~torch.isfinite(norms).all(dim=1)
     return clip.factors(norms).masked_fill_(bad[:, None], 0), bad
