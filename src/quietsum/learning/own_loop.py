@@ -14,11 +14,13 @@ from torch import nn
 
 from quietsum.errors import BudgetExhausted, InvalidParameter, QuietsumError
 from quietsum.learning.checks.before_training import check_step
+from quietsum.learning.checks.moved import FirstStep, refuse_dropped
 from quietsum.learning.config import PrivacyConfig, plan_training
 from quietsum.learning.defaults import has_classes, settle_config
 from quietsum.learning.engines.batch_mixing import refuse_mixing
 from quietsum.learning.engines.protocol import Batch, Loss, trainable
 from quietsum.learning.rehearsal import rehearse_model, rehearse_step
+from quietsum.learning.rows.named import read_named
 from quietsum.learning.rows.records import Records
 from quietsum.learning.spending import Spending
 from quietsum.learning.step import PrivateStep, build_step, cross_entropy
@@ -65,9 +67,12 @@ def make_private(
     refuse_mixing(model)
     trainable(model)
     _refuse_optimizer(model, optimizer, config)
+    named = read_named(data, None, example, model=model, loss=loss, size_is_private=config.size_is_private)
+    data, example, loss = named.data, named.example, named.loss
     records = Records.of(data, example=example, size_is_private=config.size_is_private)
     device = next(model.parameters()).device
     rehearse_model(model, loss, records, device, check_labels=check_labels)
+    refuse_dropped(model, loss, records.make_up(device), trainable(model)[1])
     config = settle_config(config, len(records), labelled=loss is cross_entropy or has_classes(records))
     plan = plan_training(config, size=len(records))
     step = build_step(model, loss, config, plan)
@@ -122,25 +127,25 @@ class _AsChecked:
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: PrivateStep) -> None:
-        self._model, self._optimizer = model, optimizer
+        self.model, self._optimizer = model, optimizer
         self._modes = self._now()
         self._trainable = {id(parameter) for parameter in step.engine.parameters}
         self.device = step.engine.parameters[0].device
 
     def _now(self) -> dict[str, tuple[nn.Module, bool]]:
-        return {name: (module, module.training) for name, module in self._model.named_modules()}
+        return {name: (module, module.training) for name, module in self.model.named_modules()}
 
     def confirm(self) -> None:
         """Raise where the model or the optimizer is another one than was checked."""
         if torch.is_inference_mode_enabled():
             raise QuietsumError("no gradient can be computed in torch.inference_mode(); leave it for the training loop")
-        refuse_mixing(self._model)
+        refuse_mixing(self.model)
         if self._now() != self._modes:
             raise QuietsumError(
                 "the model has other modules or another mode than when make_private checked it; call model.train() "
                 "before make_private, and again after an evaluation in model.eval()"
             )
-        if set(_trainable(self._model)) != self._trainable or _parameters_of(self._optimizer) != self._trainable:
+        if set(_trainable(self.model)) != self._trainable or _parameters_of(self._optimizer) != self._trainable:
             raise QuietsumError(
                 "parameters were frozen, unfrozen, added or taken away since make_private; what is trained is fixed "
                 "there: freeze before, and call make_private anew, with a plan of its own, to train others"
@@ -149,7 +154,7 @@ class _AsChecked:
     def refuse_gradients(self) -> None:
         """Raise where any parameter that may move holds a gradient."""
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
-        if any(parameter.grad is not None for parameter in (*parameters, *self._model.parameters())):
+        if any(parameter.grad is not None for parameter in (*parameters, *self.model.parameters())):
             raise QuietsumError(
                 "the parameters hold a gradient that was not made private; leave out loss.backward(): "
                 "optimizer.step() computes the clipped, noisy gradient itself"
@@ -202,7 +207,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, inner: torch.optim.Optimizer, loader: PoissonLoader) -> None:
-        self.inner, self._loader = inner, loader
+        self.inner, self._loader, self._model = inner, loader, loader.checked.model
+        self._confirmed = False
         super().__init__(inner.param_groups, inner.defaults)
         self._share()
 
@@ -223,8 +229,12 @@ class PrivateOptimizer(torch.optim.Optimizer):
             gradients = self._loader.step.gradient(batch)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
+        moves = all(float(group.get("lr", 1.0)) > 0 for group in self.param_groups)  # a warm-up begins at 0
+        began = FirstStep(self._model) if moves and not self._confirmed else None
         self.inner.step()
         self.zero_grad()
+        if began is not None:
+            self._confirmed = began.confirm(known_rule=type(self.inner).__module__.startswith("torch.optim"))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget gradients; always to None, so that one of zeros is not taken for one of yours."""

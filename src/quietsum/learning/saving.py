@@ -36,8 +36,10 @@ __all__ = [
     "fill_model",
     "read_checkpoint",
     "read_model_header",
+    "read_headed",
     "save_module",
     "write_checkpoint",
+    "write_headed",
 ]
 
 VERSION = 2
@@ -51,6 +53,16 @@ def save_module(path: str | os.PathLike[str], model: nn.Module, about: Mapping[s
     """The model with plan and spend in its header, there as a whole or not at all."""
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
     _write(Path(path), tensors, {**about, "version": VERSION, "kind": "model"})
+
+
+def write_headed(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Tensors with a header, there as a whole or not at all."""
+    _write(path, dict(tensors), {**about, "version": VERSION})
+
+
+def read_headed(path: Path) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+    """Tensors and header of any file that is written here; a damaged one is refused."""
+    return _read(path)
 
 
 def fill_model(path: str | os.PathLike[str], model: nn.Module) -> Mapping[str, Any]:

@@ -33,6 +33,7 @@ from quietsum.learning.callbacks import EarlyStopping, Screen, StopTraining, as_
 from quietsum.learning.canaries.carrying import Carrier, refuse_canaries
 from quietsum.learning.canaries.record import Canaries, CanaryRecord
 from quietsum.learning.checks.before_training import check_step
+from quietsum.learning.checks.moved import FirstStep, refuse_dropped, refuse_others
 from quietsum.learning.config import PrivacyConfig, TrainingSchedule, plan_training
 from quietsum.learning.defaults import (
     Balance,
@@ -49,10 +50,12 @@ from quietsum.learning.defaults import (
 from quietsum.learning.engines.batch_mixing import refuse_mixing
 from quietsum.learning.engines.hooks import refuse_hooks
 from quietsum.learning.engines.protocol import Loss, trainable
+from quietsum.learning.libraries.adapters import fill_trained, is_trained_alone, save_trained
 from quietsum.learning.noise.gradient_noise import more_noise, refuse_coarse
 from quietsum.learning.optimizers import SGD, Adam, AveragedWeights, BoundOptimizer, OptimizerKind
 from quietsum.learning.rehearsal import rehearse_model, rehearse_step, scoring, training
 from quietsum.learning.rows.inputs import as_loss, as_records, as_rule, join_labels, rate_of, refuse_shared
+from quietsum.learning.rows.named import read_named
 from quietsum.learning.rows.records import Records, bound_records
 from quietsum.learning.saving import check_checkpoint_fits, fill_model, read_checkpoint, save_module, write_checkpoint
 from quietsum.learning.spending import (
@@ -228,7 +231,7 @@ class PrivateTrainer:
         self._unshifted: Tensor | None = None
         self._kind: OptimizerKind | None = None
         self._chosen = ""
-        self._shows_average, self._lost = False, 0
+        self._shows_average, self._lost, self._confirmed = False, 0, False
         self._callbacks: tuple[Callable[[Epoch], object], ...] = ()
         self._progress: bool | None = False
         self._screen = Screen(False, 0)
@@ -261,8 +264,9 @@ class PrivateTrainer:
         """Run the plan, or what is left of it, and return what may be known.
 
         ``train_loader`` is a DataLoader (its batching is replaced by Poisson sampling), a Dataset, or a tuple of
-        tensors, numpy arrays or tables; ``train(X, y)`` is ``train((X, y))``. ``val_loader``, by name or in the second
-        place, holds records that need no protection: scores on them are free and are printed.
+        tensors, numpy arrays or tables; ``train(X, y)`` is ``train((X, y))``. Records may be dicts, as those of a
+        tokenised ``datasets.Dataset`` are (:mod:`quietsum.learning.rows.named`).
+        ``val_loader``, by name or in the second place, holds records that need no protection: scores on them are free and are printed.
         The first call fixes the schedule; a later one goes on where it stopped, and has nothing to do when the plan is
         done. ``resume`` goes on with a run of the workspace whose process has ended, behind the steps that were charged
         then: those of a killed chunk are lost, and where no others are left the last checkpoint is the model.
@@ -287,6 +291,11 @@ class PrivateTrainer:
         self._callbacks, self._progress = as_callbacks(callbacks), progress
         train_loader, val_loader = join_labels(train_loader, second, val_loader)
         refuse_shared(train_loader, val_loader)
+        named = read_named(
+            train_loader, val_loader, example, model=self.model, loss=self.loss,
+            size_is_private=self.config.size_is_private,
+        )  # fmt: skip
+        train_loader, val_loader, example, self.loss = named.data, named.validation, named.example, named.loss
         dtype = self._parameters[0].dtype
         train_loader = as_records(train_loader, dtype=dtype)
         val_loader = as_records(val_loader, name="val_loader", dtype=dtype)
@@ -400,6 +409,7 @@ class PrivateTrainer:
         """Try model, loss and scores, before anything is planned, opened or charged."""
         with training(self.model):
             rehearse_model(self.model, self.loss, records, self._device, check_labels=self._check_labels)
+            refuse_dropped(self.model, self.loss, records.make_up(self._device), self._parameters)
         if val_loader is not None:
             check_validation(self.model, self.loss, val_loader, train_loader, self._device)
         if self._metrics is not None:
@@ -518,6 +528,7 @@ class PrivateTrainer:
         assert self._step is not None and self._spending is not None and self._optimizer is not None
         step, spending = self._step, self._spending
         refuse_hooks(self.model)  # one may have been hung up since the last chunk
+        refuse_others(self.model, self._parameters)
         stage, count = spending.plan.alike(spending.charged, self._every)
         if self._books is not None:
             check_checkpoint_fits(self._books.checkpoint, self._parts())
@@ -530,6 +541,7 @@ class PrivateTrainer:
         if step.event() != spending.plan.event_as_made(stage):
             raise QuietsumError("the step is not the one that was planned and charged; this is a fault of quietsum")
         rate, first = self._rate(learning_rate), spending.charged - count
+        began = None if self._confirmed else FirstStep(self.model)
         asked = 0 if self._balance is None else count_survey_steps(spending.plan.steps)
         carried = None if self._carrier is None else self._carrier.rows(records)
         for number in range(first, first + count):
@@ -548,6 +560,8 @@ class PrivateTrainer:
             if self._carrier is not None and carried is not None:
                 released = self._carrier.take(step, number, carried.coordinates(drawn), released)
             self._optimizer.step(released, learning_rate=rate(number), noise_variance=variance)
+            if began is not None and began.confirm(known_rule=isinstance(self._kind, SGD | Adam)):
+                began, self._confirmed = None, True
             if self._averages is not None:
                 self._averages.take()
             reach("train:step")
@@ -670,13 +684,21 @@ class PrivateTrainer:
 
     # ------------------------------------------------------------------------------------------- saving
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Model, plan and spend in one safetensors file."""
-        save_module(path, self.model, self._about())
+    def save(self, path: str | os.PathLike[str], *, trained_only: bool = False) -> None:
+        """Model, plan and spend in one safetensors file.
+
+        With ``trained_only`` it holds the trained parameters alone, adapters for instance, and the hash of all others.
+        """
+        write = save_trained if trained_only else save_module
+        write(path, self.model, self._about())
 
     def load(self, path: str | os.PathLike[str]) -> Guarantee:
-        """Fill the model from a file of :meth:`save`, and return the guarantee that came with it, by today's prices."""
-        about = fill_model(path, self.model)
+        """Fill the model from a file of :meth:`save`, and return the guarantee that came with it, by today's prices.
+
+        Trained parameters alone are put into a model whose other parameters are those that they were trained beside;
+        another one is refused.
+        """
+        about = (fill_trained if is_trained_alone(path) else fill_model)(path, self.model)
         try:
             return as_priced_today(Guarantee.from_dict(about["guarantee"]), about)
         except (LookupError, TypeError, ValueError) as error:

@@ -20,7 +20,7 @@ from quietsum.learning.engines.protocol import Batch, Loss, losses_of
 from quietsum.learning.rehearsal import scoring
 from quietsum.learning.step import cross_entropy
 
-__all__ = ["UNPROTECTED", "chance", "check_validation", "score_model"]
+__all__ = ["UNPROTECTED", "chance", "check_validation", "refuse_training_records", "score_model"]
 
 UNPROTECTED = "validation data declared unprotected"
 
@@ -71,10 +71,7 @@ def check_validation(model: nn.Module, loss: Loss, val_loader: Any, train_loader
     if isinstance(val_loader, Iterator):
         problem = "can be read only once, and is scored after every epoch"
         raise InvalidParameter("val_loader", shown, problem, remedy)
-    if _shares_records(val_loader, train_loader):
-        problem = "holds training records: scores on protected records are a release without a charge"
-        advice = "pass records that no one needs to protect, clone()d if they are others from the same tensor; or None"
-        raise InvalidParameter("val_loader", shown, problem, advice)
+    refuse_training_records(val_loader, train_loader)
     try:
         with torch.no_grad(), scoring(model):
             found = score_model(model, loss, val_loader, device)
@@ -85,6 +82,14 @@ def check_validation(model: nn.Module, loss: Loss, val_loader: Any, train_loader
         raise InvalidParameter("val_loader", shown, f"cannot be scored ({told})", remedy) from None
     if not found:
         raise InvalidParameter("val_loader", shown, "holds no records", "pass at least one, or None")
+
+
+def refuse_training_records(val_loader: Any, train_loader: Any) -> None:
+    """Refuse a ``val_loader`` that reads a record from where ``train_loader`` reads it."""
+    if _shares_records(val_loader, train_loader):
+        problem = "holds training records: scores on protected records are a release without a charge"
+        advice = "pass records that no one needs to protect, clone()d if they are others from the same tensor; or None"
+        raise InvalidParameter("val_loader", type(val_loader).__name__, problem, advice)
 
 
 def _shares_records(val_loader: Any, train_loader: Any) -> bool:
