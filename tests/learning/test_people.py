@@ -151,14 +151,14 @@ def test_no_more_records_of_a_person_than_stated_are_ever_drawn(kind: str, monke
     inputs[:, 0] = torch.arange(60)  # a record tells which it is
     people = np.repeat([0, 1, 2], [40, 15, 5])
     drawn: set[int] = set()
-    batch = Records.batch
+    read = Records.read
 
-    def seen(self: Records, indices: Any, device: Any = None) -> Any:
-        found = batch(self, indices, device)
-        drawn.update(found[0][:, 0].int().tolist())
-        return found
+    def seen(self: Records, draws: Any, device: Any = None) -> Any:
+        for indices, batch in read(self, draws, device):
+            drawn.update(batch[0][:, 0].int().tolist())
+            yield indices, batch
 
-    monkeypatch.setattr(Records, "batch", seen)
+    monkeypatch.setattr(Records, "read", seen)
     data: Any = (inputs, labels)
     if kind == "data set":
         data = [(one, two) for one, two in zip(inputs, labels, strict=True)]

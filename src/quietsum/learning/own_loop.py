@@ -6,10 +6,12 @@ An ordinary loader shuffles and cuts. Accounted as Poisson sampling that under-r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from quietsum.errors import BudgetExhausted, InvalidParameter, QuietsumError
@@ -165,38 +167,65 @@ class _AsChecked:
 class PoissonLoader:
     """Poisson batches, one epoch an iteration. Drawing one charges it, and it must be used before the next.
 
+    Where a loader's workers read, some draws are charged and read ahead; a loop that is left early goes on with them.
+
     What is yielded is a copy, and private: see :func:`make_private`.
     """
 
     def __init__(self, records: Records, step: PrivateStep, spending: Spending, checked: _AsChecked) -> None:
         self.step, self.spending, self.checked = step, spending, checked
         self._records = records
+        self._batches: Generator[tuple[Any, Batch], None, None] | None = None
+        self._used = spending.charged
         self.pending: Batch | None = None
 
     def __len__(self) -> int:
         return self.spending.plan.steps_per_epoch
 
+    @property
+    def left(self) -> int:
+        """Steps of the plan that can still be made. With workers some of them are charged already, and being read."""
+        return self.spending.plan.steps - self._used
+
     def __iter__(self) -> Iterator[Batch]:
-        if self.spending.left <= 0:
+        if self.left <= 0:
             raise BudgetExhausted(
                 f"the plan's {self.spending.plan.steps} steps are done, and another one would overspend; "
                 "keep the model, or make a new plan"
             )
-        for _ in range(min(len(self), self.spending.left)):
+        for _ in range(min(len(self), self.left)):
             if self.pending is not None:
                 raise QuietsumError(
                     "a batch was drawn and not used: choosing batches by what is in them is no longer Poisson "
                     "sampling; call optimizer.step() once for each batch"
                 )
             self.checked.confirm()
-            stage, _ = self.spending.plan.stage_at(self.spending.charged)
+            stage, _ = self.spending.plan.stage_at(self._used)
             self.step.retune(
                 noise_multiplier=stage.noise_multiplier,
                 max_norm=stage.max_norm if self.step.scaled is not None and self.step.adaptive is None else None,
             )
-            self.spending.charge(stage, 1)
-            self.pending = self._records.batch(self.step.sample(len(self._records)), self.checked.device)
+            self.pending = self._next()
+            self._used += 1
+            if not self.left:
+                self._records.close()
             yield tuple(part.clone() for part in self.pending)
+
+    def _next(self) -> Batch:
+        """The next draw's rows; a loop that was left early goes on with those that were read ahead."""
+        if self._batches is None:
+            self._batches = self._records.read(self._draws(), self.checked.device)
+        try:
+            return next(self._batches)[1]
+        except BaseException:  # what was charged and not handed out is lost
+            self._batches, self._used = None, self.spending.charged
+            raise
+
+    def _draws(self) -> Iterator[NDArray[np.int64]]:
+        """Each one charged before it is drawn, so that nothing is read ahead of its charge."""
+        while self.spending.left > 0:
+            self.spending.charge(self.spending.plan.stage_at(self.spending.charged)[0], 1)
+            yield self.step.sample(len(self._records))
 
 
 @final

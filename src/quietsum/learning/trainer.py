@@ -373,6 +373,7 @@ class PrivateTrainer:
                 f"{error}. The weights of its last checkpoint are kept: {self._books.model}"
             ) from None
         finally:
+            records.close()
             self._screen.end()
             self._show_average(True)
         plan = self._spending.plan
@@ -544,28 +545,29 @@ class PrivateTrainer:
         began = None if self._confirmed else FirstStep(self.model)
         asked = 0 if self._balance is None else count_survey_steps(spending.plan.steps)
         carried = None if self._carrier is None else self._carrier.rows(records)
-        for number in range(first, first + count):
-            self._screen.step()
-            drawn = step.sample(len(records) if carried is None else len(carried))
-            batch = (records if carried is None else carried).batch(drawn, self._device)
-            if number < asked and self._balance is not None:
-                step.survey(batch)
-                if number == asked - 1:
-                    self._balance.finish(steps=asked, noise=step.noise_multiplier)
-                    rate = self._rate(learning_rate)
+        rows = records if carried is None else carried
+        draws = (step.sample(len(rows)) for _ in range(count))  # as many as are reserved: a reader may be ahead
+        with contextlib.closing(rows.read(draws, self._device)) as batches:
+            for number, (drawn, batch) in enumerate(batches, first):
+                self._screen.step()
+                if number < asked and self._balance is not None:
+                    step.survey(batch)
+                    if number == asked - 1:
+                        self._balance.finish(steps=asked, noise=step.noise_multiplier)
+                        rate = self._rate(learning_rate)
+                    reach("train:step")
+                    continue
+                variance = step.mechanism.variance / step.expected_batch**2
+                released: Sequence[Tensor] = step.gradient(batch)
+                if self._carrier is not None and carried is not None:
+                    released = self._carrier.take(step, number, carried.coordinates(drawn), released)
+                self._optimizer.step(released, learning_rate=rate(number), noise_variance=variance)
+                if began is not None and began.confirm(known_rule=isinstance(self._kind, SGD | Adam)):
+                    began, self._confirmed = None, True
+                if self._averages is not None:
+                    self._averages.take()
                 reach("train:step")
-                continue
-            variance = step.mechanism.variance / step.expected_batch**2
-            released: Sequence[Tensor] = step.gradient(batch)
-            if self._carrier is not None and carried is not None:
-                released = self._carrier.take(step, number, carried.coordinates(drawn), released)
-            self._optimizer.step(released, learning_rate=rate(number), noise_variance=variance)
-            if began is not None and began.confirm(known_rule=isinstance(self._kind, SGD | Adam)):
-                began, self._confirmed = None, True
-            if self._averages is not None:
-                self._averages.take()
-            reach("train:step")
-        if not all(bool(torch.isfinite(parameter).all()) for parameter in self._parameters):
+        if not all_finite(self._parameters):  # the one place where a card is waited for
             problem = "made the weights overflow"
             raise InvalidParameter("learning_rate", rate(first), problem, "take smaller steps; the charge stands")
         if self._books is not None and receipt is not None:
@@ -784,6 +786,11 @@ class PrivateTrainer:
         elif self._balance is not None and self._balance.weights is not None and self._bias is not None:
             self._unshifted = self._bias.detach().clone()
             self._bias.add_(fit_shift(self._bias, self._balance.shift()))
+
+
+def all_finite(parts: Sequence[Tensor]) -> bool:
+    """Whether all numbers of all tensors are finite, by one look."""
+    return bool(torch.stack([torch.isfinite(part).all() for part in parts]).all())
 
 
 def _describe(plan: TrainingSchedule, config: PrivacyConfig, *, balanced: bool) -> str:

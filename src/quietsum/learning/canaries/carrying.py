@@ -14,7 +14,9 @@ wider by the factor that its grid needs for that many more numbers, about one in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -34,6 +36,7 @@ from quietsum.learning.canaries.record import (
 )
 from quietsum.learning.config import PrivacyConfig, TrainingSchedule
 from quietsum.learning.engines.protocol import Batch, Loss
+from quietsum.learning.rows.memory import carry
 from quietsum.learning.rows.records import MADE_UP_ROWS, Records
 from quietsum.learning.step import PrivateStep
 from quietsum.mechanisms import RandomSource, system_randomness
@@ -110,16 +113,34 @@ class CarriedRecords:
 
     def batch(self, indices: NDArray[np.int64], device: torch.device | None = None) -> Batch:
         """The rows with these numbers, and their marks."""
-        behind = indices >= len(self._records)
-        real = self._records.batch(indices[~behind], device)
-        own = self._marks[indices[behind] - len(self._records)]
+        with contextlib.closing(self.read(iter((indices,)), device)) as batches:
+            return next(batches)[1]
+
+    def read(
+        self, draws: Iterator[NDArray[np.int64]], device: torch.device | None = None
+    ) -> Generator[tuple[NDArray[np.int64], Batch], None, None]:
+        """Each draw with its rows and their marks; see :meth:`quietsum.learning.rows.records.Records.read`."""
+        taken: deque[NDArray[np.int64]] = deque()
+
+        def real() -> Iterator[NDArray[np.int64]]:
+            for drawn in draws:
+                taken.append(drawn)
+                yield drawn[drawn < len(self._records)]
+
+        with contextlib.closing(self._records.read(real(), device)) as batches:
+            for _, batch in batches:
+                drawn = taken.popleft()
+                yield drawn, self._append(batch, drawn[drawn >= len(self._records)], device)
+
+    def _append(self, real: Batch, behind: NDArray[np.int64], device: torch.device | None) -> Batch:
+        own = self._marks[behind - len(self._records)]
         marks = torch.zeros(len(real[0]) + len(own), dtype=torch.int64)
         marks[len(real[0]) :] = torch.from_numpy(own)
         parts = [
-            torch.cat([part, row.to(device).expand(len(own), *row.shape[1:])])
+            torch.cat([part, carry(row, device).expand(len(own), *row.shape[1:])])
             for part, row in zip(real, self._row, strict=True)
         ]
-        return (*parts, marks.to(device))
+        return (*parts, carry(marks, device))
 
     def make_up(self, device: torch.device | None = None, count: int = MADE_UP_ROWS) -> Batch:
         """Made-up rows, every second one a canary."""

@@ -2,13 +2,15 @@
 
 Training must know the shape of a record before it starts, and that shape is public. :class:`Records` takes it from a
 made-up example, or from tensors. Every record is read and collated alone, so that no record can change what another one
-becomes.
+becomes. Tensors lie on the card from the start where they fit (:mod:`quietsum.learning.rows.memory`); the workers of a
+loader read ahead (:mod:`quietsum.learning.rows.workers`), never further than there are draws.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -29,7 +31,9 @@ from torch.utils.data import (
 
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.learning.engines.protocol import Batch, Loss
+from quietsum.learning.rows.memory import Belt, carry, fits, free_memory, make_room
 from quietsum.learning.rows.people import bound_people
+from quietsum.learning.rows.workers import Alone, LoaderWorkers, Workers, one_row, schema_of
 
 __all__ = ["LabelsOutOfRange", "MadeUpRows", "Records", "RecordsOfOtherShapes", "bound_records"]
 
@@ -60,13 +64,30 @@ class Records:
     or type than ``schema``, counts as zero, in silence.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None, *, example: Any = None) -> None:
-        self._tensors = tuple(dataset.tensors) if _plain(dataset) and collate is None else None
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Callable[[list[Any]], Any] | None = None,
+        *,
+        example: Any = None,
+        workers: LoaderWorkers | None = None,
+    ) -> None:
+        tensors = tuple(dataset.tensors) if _plain(dataset) and collate is None else None
+        self._collate = collate
+        self._dataset, self._tensors = dataset, tensors
+        first = self._first() if example is None else self._try_row("example", example)
+        self.schema = schema_of(first)
+        if tensors is not None and self.schema != schema_of(tensors):
+            raise InvalidParameter("example", self.schema, f"is no record of {schema_of(tensors)}", "leave it out")
+        self._begin(first[0].device, workers)
+
+    def _begin(self, home: torch.device, how: LoaderWorkers | None) -> None:
+        """``home`` is where the data set's own tensors lie, which may be a card."""
         self.rehearsed: tuple[nn.Module, Loss] | None = None
-        self._dataset, self._collate = dataset, collate
-        self.schema = _schema(self._first() if example is None else self._try_row("example", example))
-        if self._tensors is not None and self.schema != _schema(self._tensors):
-            raise InvalidParameter("example", self.schema, f"is no record of {_schema(self._tensors)}", "leave it out")
+        self._alone = Alone(self._dataset, self._collate, self.schema)
+        self._how, self._workers, self._home = how, None, home
+        self._belt = Belt()
+        self._near: tuple[torch.device | None, Batch] | None = None
 
     @classmethod
     def of(cls, data: Any, *, quiet: bool = False, example: Any = None, size_is_private: bool = False) -> Records:
@@ -85,7 +106,7 @@ class Records:
                     "the loader's batches are replaced by Poisson batches of its data set: only they have the "
                     f"amplification that is accounted for{alone}", stacklevel=3,
                 )  # fmt: skip
-            return cls._with_size(_choose(data), own, example, size_is_private)
+            return cls._with_size(_choose(data), own, example, size_is_private, LoaderWorkers.of(data))
         if isinstance(data, Sequence) and data and all(isinstance(part, Tensor) for part in data):
             if len({len(part) for part in data}) != 1:
                 raise InvalidParameter("data", [tuple(p.shape) for p in data], "has parts of unequal length")
@@ -93,13 +114,15 @@ class Records:
         return cls._with_size(data, None, example, size_is_private)
 
     @classmethod
-    def _with_size(cls, dataset: Any, collate: Any, example: Any, size_is_private: bool) -> Records:
+    def _with_size(
+        cls, dataset: Any, collate: Any, example: Any, size_is_private: bool, workers: LoaderWorkers | None = None
+    ) -> Records:
         known = _plain(dataset) and collate is None
         if size_is_private and example is None and not known:
             problem = "is missing: the number of records is private, so there may be none to read the shape off"
             remedy = "pass example=, one made-up record as the data set would return it; or pass tensors"
             raise InvalidParameter("example", None, problem, remedy)
-        return cls(_indexable(dataset), collate, example=example)
+        return cls(_indexable(dataset), collate, example=example, workers=workers)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -110,13 +133,14 @@ class Records:
     def only(self, places: NDArray[np.int64]) -> Records:
         """The records at these places, as a set of its own."""
         other = object.__new__(Records)
-        other._collate, other.schema, other.rehearsed = self._collate, self.schema, None
+        other._collate, other.schema = self._collate, self.schema
         if self._tensors is not None:
             chosen = torch.from_numpy(places)
             other._tensors = tuple(part[chosen] for part in self._tensors)
             other._dataset = TensorDataset(*other._tensors)
         else:
             other._tensors, other._dataset = None, Subset(self._dataset, places.tolist())
+        other._begin(self._home, self._how)
         return other
 
     @property
@@ -126,25 +150,66 @@ class Records:
 
     def batch(self, indices: NDArray[np.int64], device: torch.device | None = None) -> Batch:
         """The records with these numbers. One that cannot be read, or has another shape, is left out in silence."""
-        if self._tensors is not None:
-            chosen = torch.from_numpy(indices)
-            return tuple(part[chosen].to(device) for part in self._tensors)
-        rows = [row for index in indices.tolist() if (row := self._row(index, device)) is not None]
-        if not rows:
-            return tuple(torch.empty((0, *shape), dtype=dtype, device=device) for shape, dtype in self.schema)
-        return tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
+        with closing(self.read(iter((indices,)), device)) as batches:
+            return next(batches)[1]
 
-    def _row(self, index: int, device: torch.device | None) -> Batch | None:
-        """A batch of one record, which has seen no other; None where it is unlike the schema."""
+    def read(
+        self, draws: Iterator[NDArray[np.int64]], device: torch.device | None = None
+    ) -> Generator[tuple[NDArray[np.int64], Batch], None, None]:
+        """Each draw with its batch on ``device``, in order. A record that cannot be read, or has another shape, is left
+        out, in silence.
+
+        Guarantees: a draw is taken from ``draws`` before any of its records is read, and a draw that is taken is read,
+        whole, once. Where a loader has workers, some draws more are taken than are used; elsewhere none.
+        """
+        if self._tensors is not None:
+            near = self._settle(device, self._tensors)
+            for drawn in draws:
+                yield drawn, self._gather(near, drawn, device)
+        elif self._how is None:
+            for drawn in draws:
+                yield drawn, self._belt.carry(self._read_here(drawn, device), device)
+        else:
+            if self._workers is None:
+                self._workers = Workers(self._alone, self._how)
+            with closing(self._workers.read(draws, device)) as batches:
+                for drawn, rows in batches:
+                    yield drawn, self._belt.carry(rows, device)
+
+    def close(self) -> None:
+        """End the processes that read ahead, if any. The next batch starts others."""
+        if self._workers is not None:
+            self._workers.close()
+
+    def _settle(self, device: torch.device | None, tensors: Batch) -> Batch:
+        """All records, on the card if they fit there."""
+        if self._near is None or self._near[0] != device:
+            there = device is not None and device.type != "cpu" and fits(tensors, free_memory(device))
+            near = tuple(part.detach().to(device) if there else part.detach() for part in tensors)
+            self._near = device, near
+        return self._near[1]
+
+    def _gather(self, near: Batch, drawn: NDArray[np.int64], device: torch.device | None) -> Batch:
+        places, found = torch.from_numpy(drawn), []
+        for part in near:
+            chosen = carry(places, part.device)
+            if device is None or device == part.device:
+                found.append(part.index_select(0, chosen))
+            else:
+                room = make_room(len(drawn), tuple(part.shape[1:]), part.dtype, device, part.device)
+                found.append(torch.index_select(part, 0, chosen, out=room))
+        return self._belt.carry(tuple(found), device)
+
+    def _read_here(self, drawn: NDArray[np.int64], device: torch.device | None) -> Batch:
+        """Read in this process, one record after the other."""
+        rows = tuple(make_room(len(drawn), shape, dtype, device, self._home) for shape, dtype in self.schema)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            try:
-                parts = _parts((self._collate or default_collate)([self._dataset[index]]))
-                if _schema(parts) != self.schema or not _one_row(parts):
-                    return None
-                return tuple(part.detach().to(device) for part in parts)
-            except Exception:  # what a record raises is a fact about that record
-                return None
+            there = [self._alone.fill(index, rows, place) for place, index in enumerate(drawn.tolist())]
+        if all(there):
+            return rows
+        chosen = torch.tensor(there).to(rows[0].device)
+        return tuple(part[chosen] for part in rows)
 
     def check_shapes(self) -> None:
         """Refuse, to the holder of the data, a set whose first records mostly have another shape than the schema.
@@ -152,9 +217,8 @@ class Records:
         A few odd ones count as zero, in silence. If most do, nearly nothing would be learned from, and the reason is
         rather a collate function that pads to the longest, or a first record that is unlike all others.
         """
-        looked = range(min(len(self), _LOOKED_AT)) if self._tensors is None else range(0)
-        fitting = sum(self._row(index, None) is not None for index in looked)
-        if 2 * fitting < len(looked):
+        looked = min(len(self), _LOOKED_AT) if self._tensors is None else 0
+        if looked and 2 * len(self.batch(np.arange(looked))[0]) < looked:
             problem = f"differ in shape or type from {self.schema}, and such records count as zero"
             remedy = (
                 "give all records one public shape, padded to a length that no record sets, or pass example=, a "
@@ -173,7 +237,7 @@ class Records:
         """A batch of one: of ``row``, or of the first record."""
         try:
             parts = _parts((self._collate or default_collate)([self._dataset[0] if row is None else row]))
-            if not _one_row(parts):
+            if not all(one_row(part) for part in parts):
                 problem = f"becomes tensors of shapes {[tuple(p.shape) for p in parts]}, which are not one row each"
                 remedy = "let data set and collate_fn make one row of one record: a record counts once"
                 raise InvalidParameter(name, "one record", problem, remedy)
@@ -196,14 +260,6 @@ class Records:
                 pattern = torch.arange(count).remainder(2).to(dtype)
                 rows.append(pattern.view(count, *([1] * len(shape))).expand(count, *shape).clone())
         return tuple(row.to(device) for row in rows)
-
-
-def _schema(parts: Batch) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
-    return tuple((tuple(part.shape[1:]), part.dtype) for part in parts)
-
-
-def _one_row(parts: Batch) -> bool:
-    return all(part.dim() > 0 and len(part) == 1 and part.layout is torch.strided for part in parts)
 
 
 def _plain(dataset: Any) -> bool:
