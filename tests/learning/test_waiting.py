@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.learning.waiting import watched
 from torch import Tensor, nn
 
+from learning.waiting import watched
 from quietsum.learning.clipping import Automatic, Clip, Flat, PerLayer
 from quietsum.learning.step import PrivateStep, cross_entropy
 
@@ -124,6 +124,6 @@ def test_the_control_the_look_of_a_processor_is_seen(monkeypatch: pytest.MonkeyP
 
     step, rows = made("dense")
     with watched([*step.engine.parameters, *rows], monkeypatch) as watch:
-        monkeypatch.setattr(protocol, "on_card", lambda part: False)
+        monkeypatch.setattr(protocol, "is_on_card", lambda part: False)
         step.gradient(rows)
     assert watch.waits

@@ -76,7 +76,7 @@ def watched(held: Sequence[Tensor], patch: pytest.MonkeyPatch) -> Iterator[Watch
     watch = Watch(held)
     with patch.context() as inside:
         for module in (mixing, protocol):
-            inside.setattr(module, "on_card", watch.holds)
+            inside.setattr(module, "is_on_card", watch.holds)
         for name in ("cpu", "numpy", "tolist"):
             inside.setattr(Tensor, name, _noted(watch, name, getattr(Tensor, name)))
         with watch:

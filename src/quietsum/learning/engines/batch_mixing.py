@@ -30,7 +30,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.learning.checks.frozen_randomness import still
 from quietsum.learning.checks.memory import Reached, same
 from quietsum.learning.engines.hooks import refuse_hooks
-from quietsum.learning.engines.protocol import Batch, Engine, Loss, before_each_forward, losses_of, on_card, rows_of
+from quietsum.learning.engines.protocol import Batch, Engine, Loss, before_each_forward, is_on_card, losses_of, rows_of
 
 __all__ = [
     "NORMS",
@@ -296,7 +296,7 @@ def keep_unchanged(model: nn.Module, *, weights: bool = True) -> Iterator[None]:
             _put(module, own)
         with torch.no_grad():
             for tensor, value in values:
-                if (not weights and on_card(tensor)) or not same(tensor.detach(), value):  # a look would wait for it
+                if (not weights and is_on_card(tensor)) or not same(tensor.detach(), value):  # a look would wait for it
                     (tensor if tensor.shape == value.shape else tensor.resize_(value.shape)).copy_(value)
 
 

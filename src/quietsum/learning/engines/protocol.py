@@ -226,7 +226,7 @@ def joint_norm(parts: Sequence[Tensor], order: int) -> Tensor:
     return every.square_().sum(0).sqrt_() if order == 2 else every.sum(0)
 
 
-def on_card(part: Tensor) -> bool:
+def is_on_card(part: Tensor) -> bool:
     """Whether to read a number of ``part`` is to wait for a graphics card."""
     return part.device.type != "cpu"
 
@@ -236,7 +236,7 @@ def safe_factors(clip: Clip, norms: Tensor) -> tuple[Tensor, Tensor | None]:
 
     On a card it is not asked whether there are any, since that would wait for it: they are erased in any case.
     """
-    if not on_card(norms) and math.isfinite(norms.sum().item()):
+    if not is_on_card(norms) and math.isfinite(norms.sum().item()):
         return clip.factors(norms), None
     bad = ~torch.isfinite(norms).all(dim=1)
     return clip.factors(norms).masked_fill_(bad[:, None], 0), bad

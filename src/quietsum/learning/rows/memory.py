@@ -67,7 +67,9 @@ class Belt:
         """The batch on ``device``; what is computed with it there begins when it has arrived."""
         if device is None or device.type != "cuda":
             return tuple(carry(part, device) for part in batch)
-        side = self._streams.setdefault(device, torch.cuda.Stream(device))
+        side = self._streams.get(device)
+        if side is None:
+            side = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         here = torch.cuda.current_stream(device)
         with torch.cuda.stream(side):
             moved = tuple(carry(part, device) for part in batch)

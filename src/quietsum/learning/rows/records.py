@@ -85,7 +85,8 @@ class Records:
         """``home`` is where the data set's own tensors lie, which may be a card."""
         self.rehearsed: tuple[nn.Module, Loss] | None = None
         self._alone = Alone(self._dataset, self._collate, self.schema)
-        self._how, self._workers, self._home = how, None, home
+        self._how, self._home = how, home
+        self._workers: Workers | None = None
         self._belt = Belt()
         self._near: tuple[torch.device | None, Batch] | None = None
 

@@ -3,7 +3,7 @@
 A data set that opens files or decodes pictures is slower than the step that learns from it, so a ``DataLoader`` has
 workers. :class:`Workers` are as many processes, started as the loader would start them. What they differ in from the
 loader's own is what may go wrong: torch's make the main program raise wherever it happens to be when one of them dies.
-Here a death is a fact about a record, and nobody hears of it.
+Here a death is a fact about a record, and stays here.
 
 The memory that rows are written to is shared with all workers and cut into pieces, each for some rows of one draw:
 
@@ -75,14 +75,14 @@ class Alone:
         """Write the record with this number into row ``place``; whether it is there now."""
         try:
             record = self.dataset[index]
-            parts = self._plainly(record) if self.collate is None else None
-            for part, made in zip(out, self._collated(record) if parts is None else parts, strict=True):
+            parts = self._split_plainly(record) if self.collate is None else None
+            for part, made in zip(out, self._collate_alone(record) if parts is None else parts, strict=True):
                 part[place] = made
         except Exception:  # what a record raises is a fact about that record
             return False
         return True
 
-    def _plainly(self, record: Any) -> list[Any] | None:
+    def _split_plainly(self, record: Any) -> list[Any] | None:
         """The parts of a record that torch's own collate function would only stack; None for any other."""
         parts = [record] if type(record) is Tensor else record
         if type(parts) not in (list, tuple) or len(parts) != len(self.schema):
@@ -95,7 +95,7 @@ class Alone:
                 return None
         return [part.detach() if type(part) is Tensor else part for part in parts]
 
-    def _collated(self, record: Any) -> list[Tensor]:
+    def _collate_alone(self, record: Any) -> list[Tensor]:
         collated = (self.collate or default_collate)([record])
         parts = (collated,) if isinstance(collated, Tensor) else tuple(collated)
         if schema_of(parts) != self.schema or not all(one_row(part) for part in parts):
@@ -152,7 +152,7 @@ class _Pieces:
         if forked:  # anonymous, so that no limit of /dev/shm is in the way
             self._region = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
         else:
-            self._region = torch.empty(size, dtype=torch.uint8).share_memory_()
+            self._region = torch.empty(size, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
 
     def view(self, piece: int) -> tuple[Tensor, Batch]:
         """The marks of a piece, and its rows."""
@@ -288,7 +288,7 @@ class Workers:
                 self._ask(begun, draws)  # the next ones are read while this one is used
                 yield draw.indices, rows
         finally:
-            if begun:  # what is still being read is for nobody
+            if begun:  # what is still being read is not wanted any more
                 self.close()
 
     def _ask(self, begun: deque[_Draw], draws: Iterator[NDArray[np.int64]]) -> None:
