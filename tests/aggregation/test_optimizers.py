@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quietsum.aggregation import FedAdam, FedAvg, FedAvgM, ServerState, server_optimizer
+from quietsum.aggregation import FedAdam, FedAvg, FedAvgM, ServerAdam, ServerState, server_optimizer
 from quietsum.aggregation.optimizers import KINDS, ServerOptimizer, check_slots
 from quietsum.errors import CorruptState, InvalidParameter
 
@@ -38,11 +38,14 @@ def test_fedavgm_is_the_loop_of_hsu_qi_and_brown() -> None:
     np.testing.assert_allclose(run(FedAvgM(learning_rate=0.5, momentum=0.8)), expected, rtol=1e-12)
 
 
-def reddi(*, corrected: bool) -> Floats:
-    """Algorithm 2 of Reddi et al. 2021 with η = .1, β₁ = .9, β₂ = .99, τ = 1e-3; or Adam's bias-corrected form."""
+def reddi(*, corrected: bool, begin: float = 1e-6) -> Floats:
+    """Algorithm 2 of Reddi et al. 2021 with η = .1, β₁ = .9, β₂ = .99, τ = 1e-3; or Adam's bias-corrected form.
+
+    v starts at ``begin``: τ², or 0 as Kingma and Ba have it.
+    """
     expected = START.copy()
     for coordinate in range(5):
-        first, second = 0.0, 1e-6
+        first, second = 0.0, begin
         for number, update in enumerate(UPDATES[:, coordinate], start=1):
             first = 0.9 * first + 0.1 * update
             second = 0.99 * second + 0.01 * update**2
@@ -55,6 +58,35 @@ def test_fedadam_is_algorithm_2_of_reddi_et_al_without_bias_correction() -> None
     found = run(FedAdam(learning_rate=0.1, momentum=0.9, second=0.99, floor=1e-3))
     np.testing.assert_allclose(found, reddi(corrected=False), rtol=1e-12)
     assert not np.allclose(found, reddi(corrected=True), rtol=1e-3)  # the control: the reference can tell
+
+
+def test_adam_is_algorithm_1_of_kingma_and_ba() -> None:
+    found = run(ServerAdam(learning_rate=0.1, momentum=0.9, second=0.99, floor=1e-3))
+    np.testing.assert_allclose(found, reddi(corrected=True, begin=0.0), rtol=1e-12)
+    assert not np.allclose(found, reddi(corrected=False), rtol=1e-3)  # the control: the reference can tell
+
+
+def test_adam_under_noise_walks_as_far_as_its_rate_times_the_root_of_the_rounds_and_fedadam_farther() -> None:
+    """What the rate of a fresh plan goes by. 4,000 coordinates of noise alone, 60 rounds, at two scales of noise."""
+    for scale in (1e-3, 10.0):
+        walked = {}
+        for kind in ("adam", "fedadam"):
+            optimizer = server_optimizer(kind, learning_rate=0.4 / 60**0.5, floor=1e-6)
+            state, rng = optimizer.start(np.zeros(4000)), np.random.default_rng(3)
+            for _ in range(60):
+                state = optimizer.step(state, scale * rng.normal(size=4000))
+            walked[kind] = float(np.std(state.params))
+        assert walked["adam"] == pytest.approx(0.4, rel=0.25)
+        assert walked["fedadam"] > 1.4 * walked["adam"]
+
+
+@pytest.mark.parametrize("count", [-1.0, 0.5, math.nan, math.inf])
+def test_a_saved_count_of_steps_is_a_whole_number(count: float) -> None:
+    fresh = ServerAdam().start(START)
+    check_slots(ServerAdam().step(fresh, np.ones(5)), fresh)
+    broken = ServerState(params=START, slots={**fresh.slots, "steps": np.array([count])})
+    with pytest.raises(CorruptState, match="counts"):
+        check_slots(broken, fresh)
 
 
 def test_momentum_sums_a_geometric_series() -> None:
@@ -99,6 +131,8 @@ def test_a_bound_is_a_positive_number(clip: float) -> None:
         ("fedavgm", {"momentum": -0.1}),
         ("fedadam", {"second": 1.0}),
         ("fedadam", {"floor": 0.0}),
+        ("adam", {"second": 1.0}),
+        ("adam", {"floor": 0.0}),
         ("adagrad", {}),
     ],
 )
@@ -133,7 +167,7 @@ def test_an_overflow_is_seen_in_the_slots_too() -> None:
     assert not after.finite
 
 
-@pytest.mark.parametrize("kind", ["fedavg", "fedavgm", "fedadam"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_running_mean_is_the_weighted_mean_of_all_models(kind: str) -> None:
     """Against a naive sum of d^(n − t)·(1 − d)·model_t over 1 − dⁿ; the models themselves are left as they are."""
     rng = np.random.default_rng(5)

@@ -282,7 +282,13 @@ def test_the_noise_of_a_round_follows_the_bound_that_clipped_not_the_next_one(st
 
 
 @pytest.mark.parametrize(
-    ("kind", "slots"), [("fedavg", set()), ("fedavgm", {"velocity"}), ("fedadam", {"first", "second"})]
+    ("kind", "slots"),
+    [
+        ("fedavg", set()),
+        ("fedavgm", {"velocity"}),
+        ("fedadam", {"first", "second"}),
+        ("adam", {"first", "second", "steps"}),
+    ],
 )
 def test_a_round_steps_by_the_optimizer_of_the_plan(stage: Callable[..., Stage], kind: str, slots: set[str]) -> None:
     plan = tiny_plan(aggregation={"optimizer": {"kind": kind, "learning_rate": 0.1}})
@@ -297,6 +303,7 @@ def test_a_round_steps_by_the_optimizer_of_the_plan(stage: Callable[..., Stage],
             sum(0.1 * sign * size * m / (np.sqrt(1e-6 * 0.99**t + size**2 * v) + 1e-3) for t, m, v in TWO_STEPS)
             for sign, size in ((1, 1.0), (-1, 2.0))
         ],
+        "adam": [sum(0.1 * sign * size / (size + 1e-3) for _ in TWO_STEPS) for sign, size in ((1, 1.0), (-1, 2.0))],
     }[kind]
     np.testing.assert_allclose(some.state.params, expected, rtol=1e-12)
 

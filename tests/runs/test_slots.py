@@ -27,6 +27,7 @@ from quietsum.runs.sealed import take_check
 from tiny import TinyTask, tiny_plan
 
 ADAM = {"optimizer": {"kind": "fedadam", "learning_rate": 0.05}}
+CORRECTED = {"optimizer": {"kind": "adam", "learning_rate": 0.05}}
 MOMENTUM = {"optimizer": {"kind": "fedavgm", "momentum": 0.7}}
 
 
@@ -84,8 +85,13 @@ def newest(place: Workspace) -> RunCheckpoint:
 @pytest.mark.parametrize("adaptive", [False, True], ids=["fixed", "adaptive"])
 @pytest.mark.parametrize(
     ("aggregation", "slots"),
-    [({}, set()), (MOMENTUM, {"velocity"}), (ADAM, {"first", "second"})],
-    ids=["fedavg", "fedavgm", "fedadam"],
+    [
+        ({}, set()),
+        (MOMENTUM, {"velocity"}),
+        (ADAM, {"first", "second"}),
+        (CORRECTED, {"first", "second", "steps"}),
+    ],
+    ids=["fedavg", "fedavgm", "fedadam", "adam"],
 )
 def test_a_resumed_run_ends_in_the_bits_of_an_unbroken_one(
     tmp_path: Path, aggregation: dict[str, object], slots: set[str], adaptive: bool

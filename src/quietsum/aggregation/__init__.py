@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         FedAdam as FedAdam,
         FedAvg as FedAvg,
         FedAvgM as FedAvgM,
+        ServerAdam as ServerAdam,
         ServerOptimizer as ServerOptimizer,
         ServerState as ServerState,
         check_slots as check_slots,

@@ -10,6 +10,9 @@ post-processing of steps that were paid for, and all of it is float64.
   nothing (Polyak, Juditsky 1992; De et al. 2022 for private training).
 * :class:`FedAdam` (Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2): m ← β₁m + (1 − β₁)·update;
   v ← β₂v + (1 − β₂)·update²; params + η·m / (√v + τ). As they state it: no bias correction, and v starts at τ².
+* :class:`ServerAdam` (Kingma, Ba 2015, Algorithm 1): the same with v from 0, and both m and v divided by what they lack
+  at their start. In a run of some dozen rounds v of FedAdam never gets there, so its steps are up to three times as
+  long as η; these keep to η, whatever the number of rounds.
 
 >>> import numpy as np
 >>> optimizer = FedAvgM(momentum=0.5)
@@ -40,6 +43,7 @@ __all__ = [
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "ServerAdam",
     "ServerOptimizer",
     "ServerState",
     "server_optimizer",
@@ -49,6 +53,8 @@ Vector = NDArray[np.float64]
 
 AVERAGE, WEIGHT = "average", "average_weight"
 """The slots of a running mean, and of how much of it is there by now."""
+STEPS = "steps"
+"""The slot that counts the steps of :class:`ServerAdam`, one number."""
 RULE = "rule_"
 """Slots that begin so hold what a robust rule remembers from round to round. No optimizer touches them."""
 CLIP = "clip"
@@ -188,6 +194,47 @@ class FedAdam:
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerAdam:
+    """m and v as in :class:`FedAdam`, from 0; params + learning_rate · m̂ / (√v̂ + floor).
+
+    m̂ = m / (1 − momentumⁿ) and v̂ = v / (1 − secondⁿ) after n steps (Kingma, Ba 2015, Algorithm 1): both are weighted
+    means of what was seen, so the first step moves each number by the learning rate.
+
+    >>> optimizer = ServerAdam(learning_rate=0.1, floor=1e-9)
+    >>> state = optimizer.start(np.zeros(2))
+    >>> [optimizer.step(state, np.array(update)).params.round(6).tolist() for update in ([3.0, -0.02], [1.0, 1.0])]
+    [[0.1, -0.1], [0.1, 0.1]]
+    """
+
+    learning_rate: float = 1.0
+    momentum: float = 0.9
+    second: float = 0.99
+    floor: float = 1e-3
+
+    def __post_init__(self) -> None:
+        positive("learning_rate", self.learning_rate)
+        _below_one("momentum", self.momentum)
+        _below_one("second", self.second)
+        positive("floor", self.floor, "it keeps small coordinates from taking giant steps")
+
+    def start(self, params: Vector) -> ServerState:
+        """Nothing seen."""
+        zeros = np.zeros_like(params)
+        return ServerState(params=params.copy(), slots={"first": zeros, "second": zeros.copy(), STEPS: np.zeros(1)})
+
+    def step(self, state: ServerState, update: Vector) -> ServerState:
+        """One step."""
+        count = float(state.slots[STEPS][0]) + 1
+        first = self.momentum * state.slots["first"] + (1 - self.momentum) * update
+        second = self.second * state.slots["second"] + (1 - self.second) * np.square(update)
+        mean, square = first / (1 - self.momentum**count), second / (1 - self.second**count)
+        params = state.params + self.learning_rate * mean / (np.sqrt(square) + self.floor)
+        slots = {**state.slots, "first": first, "second": second, STEPS: np.array([count])}
+        return ServerState(params=params, slots=slots)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Averaged:
     """Another optimizer, and a running mean of its models beside it.
 
@@ -222,7 +269,7 @@ class Averaged:
         return ServerState(params=state.params, slots={**state.slots, AVERAGE: mean, WEIGHT: np.array([weight])})
 
 
-KINDS = ("fedavg", "fedavgm", "fedadam")
+KINDS = ("fedavg", "fedavgm", "fedadam", "adam")
 """What a plan may name."""
 
 
@@ -246,6 +293,8 @@ def server_optimizer(
             return FedAvgM(learning_rate=learning_rate, momentum=momentum)
         case "fedadam":
             return FedAdam(learning_rate=learning_rate, momentum=momentum, second=second, floor=floor)
+        case "adam":
+            return ServerAdam(learning_rate=learning_rate, momentum=momentum, second=second, floor=floor)
     raise InvalidParameter("optimizer", kind, "is unknown", f"choose among {', '.join(KINDS)}")
 
 
@@ -260,6 +309,9 @@ def check_slots(state: ServerState, fresh: ServerState) -> None:
         wanted = fresh.params if name == "params" else fresh.slots[name]
         if vector.shape != wanted.shape:
             raise CorruptState(f"its {name} has {vector.size} numbers, the task needs {wanted.size}")
+    steps = float(state.slots[STEPS][0]) if STEPS in state.slots else 0.0
+    if not (steps >= 0 and steps.is_integer()):
+        raise CorruptState(f"its optimizer counts {steps:g} steps, and that is a whole number from 0 on")
     if WEIGHT in state.slots and not 0 <= state.slots[WEIGHT][0] <= 1:
         raise CorruptState(f"the weight of its running mean is {state.slots[WEIGHT][0]:g}, not between 0 and 1")
     if state.clip is not None and not state.clip > 0:

@@ -236,17 +236,17 @@ class TrainingPlan:
 class ServerOptimizerPlan:
     """What the server does with the mean update.
 
-    FedAvg, FedAvgM or FedAdam (Reddi et al. 2021). Averaging models costs no privacy.
+    FedAvg, FedAvgM, FedAdam (Reddi et al. 2021) or Adam (Kingma, Ba 2015). Averaging models costs no privacy.
     """
 
     kind: str = key(
         "Add it, add it with momentum, or scale each coordinate (Adam).", default="fedavg",
-        bound=choices("fedavg", "fedavgm", "fedadam"),
+        bound=choices("fedavg", "fedavgm", "fedadam", "adam"),
     )  # fmt: skip
     learning_rate: float = key("The length of the server's step.", default=1.0, bound=POSITIVE)
-    momentum: float = key("fedavgm and fedadam: how much of the past is kept.", default=0.9, bound=BELOW_ONE)
-    second: float = key("fedadam: the same for squares.", default=0.99, bound=BELOW_ONE)
-    floor: float = key("fedadam: what keeps the divisor from zero.", default=1e-3, bound=POSITIVE)
+    momentum: float = key("fedavgm, fedadam and adam: how much of the past is kept.", default=0.9, bound=BELOW_ONE)
+    second: float = key("fedadam and adam: the same for squares.", default=0.99, bound=BELOW_ONE)
+    floor: float = key("fedadam and adam: what keeps the divisor from zero.", default=1e-3, bound=POSITIVE)
     average: float = key(
         "Keep a running mean of the models, with this decay; 0 keeps the last one.", default=0.0, bound=BELOW_ONE
     )

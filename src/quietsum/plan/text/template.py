@@ -35,7 +35,7 @@ class Defaults:
     """What a fresh plan says about sites, training and records. A sample rate fits parties of all sizes.
 
     ``parties`` is how many clients are made of ``split`` (None: the task's own sites as they are). ``momentum`` is the
-    server's; 0 is FedAvg, and FedAdam where ``adam`` is its learning rate. ``person`` is what the task calls its
+    server's; 0 is FedAvg, and Adam where ``adam`` is its learning rate. ``person`` is what the task calls its
     people, and how many records of each are used; with ``promises_person`` the plan says what a whole one pays, and
     not only in a comment.
     """
@@ -54,7 +54,7 @@ class Defaults:
     person: tuple[str, int] | None = None
     promises_person: bool = False
     adam: float | None = None
-    """The server's learning rate for FedAdam, in place of ``momentum``."""
+    """The server's learning rate for Adam, in place of ``momentum``."""
 
 
 @final
@@ -103,13 +103,14 @@ OTHER_DEFAULTS = Defaults(
     learning_rate=1.0,
     max_grad_norm=1.0,
     delta=1e-6,
-    adam=round(0.6 / OTHER_ROUNDS**0.5, 2),
+    adam=round(0.4 / OTHER_ROUNDS**0.5, 2),
 )
 """Of a task that has no row of its own: one step a round, whose mean the server scales by coordinate.
 
 The rule is that of :mod:`quietsum.learning.defaults` for one site, where it is measured: Adam divides by
 the noise where noise is what there is, so its rate depends on the number of steps alone, and neither clip nor
-features' scale nor σ have to be known. A running mean of the models stands for the rate's line to 0.
+features' scale nor σ have to be known. Half of that site's rate, since the rate here keeps its size to
+the end. A running mean of the models stands for the rate's line to 0.
 """
 
 CLIENTS: Mapping[str, Clients] = MappingProxyType({
@@ -316,8 +317,8 @@ def _aggregation(chosen: Defaults, clients: Clients | None, secure: bool) -> str
     )
     if adam is not None:
         moved = (
-            _line('optimizer.kind = "fedadam"', 'or "fedavgm", "fedavg"'),
-            _line(f"optimizer.learning_rate = {adam}", "0.6 / √rounds, at any noise"),
+            _line('optimizer.kind = "adam"', 'or "fedavgm", "fedavg"'),
+            _line(f"optimizer.learning_rate = {adam}", "0.4 / √rounds, at any noise"),
             _line("optimizer.floor = 1e-6", "below the noise of any step"),
             _line("optimizer.average = 0.9", "a running mean of models: less noise"),
         )
