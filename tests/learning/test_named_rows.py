@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Subset  # noqa: E402
 from learning.architectures import ARCHITECTURES, adapted, built  # noqa: E402
 from quietsum import PrivacyConfig, PrivateTrainer, make_private  # noqa: E402
 from quietsum.errors import InvalidParameter, QuietsumError  # noqa: E402
-from quietsum.learning.rows.named import ByColumns, RecordColumns, ModelLoss, check_own_loss, read_named  # noqa: E402
+from quietsum.learning.rows.named import ByColumns, ModelLoss, RecordColumns, check_own_loss, read_named  # noqa: E402
 
 CONFIG = PrivacyConfig(epsilon=8.0, delta=1e-3, epochs=1, batch_size=8)
 

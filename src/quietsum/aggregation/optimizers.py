@@ -12,7 +12,7 @@ post-processing of steps that were paid for, and all of it is float64.
   v ← β₂v + (1 − β₂)·update²; params + η·m / (√v + τ). As they state it: no bias correction, and v starts at τ².
 * :class:`ServerAdam` (Kingma, Ba 2015, Algorithm 1): the same with v from 0, and both m and v divided by what they lack
   at their start. In a run of some dozen rounds v of FedAdam never gets there, so its steps are up to three times as
-  long as η; these keep to η, whatever the number of rounds.
+  long as η; these keep to η for any number of rounds.
 
 >>> import numpy as np
 >>> optimizer = FedAvgM(momentum=0.5)

@@ -266,7 +266,8 @@ class PrivateTrainer:
         ``train_loader`` is a DataLoader (its batching is replaced by Poisson sampling), a Dataset, or a tuple of
         tensors, numpy arrays or tables; ``train(X, y)`` is ``train((X, y))``. Records may be dicts, as those of a
         tokenised ``datasets.Dataset`` are (:mod:`quietsum.learning.rows.named`).
-        ``val_loader``, by name or in the second place, holds records that need no protection: scores on them are free and are printed.
+        ``val_loader``, by name or in the second place, holds records that need no protection: scores on them are free
+        and are printed.
         The first call fixes the schedule; a later one goes on where it stopped, and has nothing to do when the plan is
         done. ``resume`` goes on with a run of the workspace whose process has ended, behind the steps that were charged
         then: those of a killed chunk are lost, and where no others are left the last checkpoint is the model.

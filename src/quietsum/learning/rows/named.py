@@ -37,7 +37,7 @@ from quietsum.learning.rows.records import _choose as _choose_rows
 from quietsum.learning.step import cross_entropy
 from quietsum.learning.validation import refuse_training_records
 
-__all__ = ["ByColumns", "RecordColumns", "ModelLoss", "NamedLoss", "NamedRecords", "check_own_loss", "read_named"]
+__all__ = ["ByColumns", "ModelLoss", "NamedLoss", "NamedRecords", "RecordColumns", "check_own_loss", "read_named"]
 
 log = logging.getLogger(__name__)
 
