@@ -1,6 +1,6 @@
 """How long an input is, released with noise, and how much faster or slower than usual weights should then move.
 
-Adam moves every weight by about its learning rate, no matter which the features' unit. Weights on features of length 0.4 must
+Adam moves every weight by about its learning rate, in any unit of the features. Weights on features of length 0.4 must
 move further than those on features of length 4 to say the same, and weights on features of length 40 less far, or noise
 alone fills the scores. Whether a table was standardised is a fact about protected rows, so it is asked: a fifth of the
 steps that ask for classes (:mod:`quietsum.learning.defaults`) count instead how many records have an input of length
