@@ -62,6 +62,7 @@ def test_what_cannot_be_predicted_is_refused_in_one_line_and_nothing_is_written(
     Path("rows.csv").write_text("age,sex\n66,1\n", encoding="utf-8")
     assert "columns = 'cp, trestbps" in refused("first", "rows.csv")
     assert "the table none.csv cannot be read" in refused("first", "none.csv")
+    assert "counts from the folder where the command runs" in refused("first", "none.csv")
     assert "does not exist" in refused("second", "rows.csv")
     Path("rows.csv").write_text("", encoding="utf-8")
     assert "are not all in the table" in refused("first", "rows.csv")

@@ -53,7 +53,8 @@ def check_file(path: Path) -> None:
         kind = path.stat().st_mode
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         why = getattr(error, "strerror", None) or "it is no path"
-        raise DataMissing(f"the table {path} cannot be read ({why})") from None
+        place = "" if path.is_absolute() else "; a relative path counts from the folder where the command runs"
+        raise DataMissing(f"the table {path} cannot be read ({why}){place}") from None
     if not stat.S_ISREG(kind):
         what = "a folder" if stat.S_ISDIR(kind) else "no regular file"
         raise DataMissing(f"the table {path} is {what}; name a CSV file")
