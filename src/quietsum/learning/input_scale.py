@@ -68,5 +68,5 @@ def choose_pace(counts: Tensor, seen: float) -> float:
     if not bool(there.any()):
         return 1.0
     powers = torch.arange(_SHORTEST, _LONGEST + 1, dtype=torch.float64)
-    length = 2 ** float((powers[there] * counts[there]).sum() / counts[there].sum())
-    return min(max((_USUAL / length) ** _POWER, PACES[0]), PACES[1])
+    length = math.exp2(float((powers[there] * counts[there]).sum() / counts[there].sum()))
+    return min(max(math.pow(_USUAL / length, _POWER), PACES[0]), PACES[1])
