@@ -43,7 +43,8 @@ from torch import nn
 from audit.faulty import BATCH, FAULTS, ROWS, faulty_trainers
 from quietsum.audit import CanaryAudit, CanaryClaim, Conclusion, judge_canaries
 from quietsum.audit.one_run import CONFIDENCE, score_canaries
-from quietsum.learning import Canaries, CanaryRecord, PrivacyConfig, PrivateTrainer
+from quietsum.learning import Canaries, CanaryRecord, PrivacyConfig, PrivateTrainer, StopTraining
+from quietsum.learning.canaries.carrying import count_epochs
 from quietsum.mechanisms.rng import randomness_for_tests
 from quietsum.privacy import ExactAccountant, Gaussian
 
@@ -221,46 +222,75 @@ WORK: tuple[tuple[str, Callable[[], nn.Module], tuple[int, ...], int, str], ...]
 )
 """What is trained, on how many rows, and with which noise."""
 _LOT = 256
+_LENGTHS = (20, 60)
+"""Epochs of the trainings whose cost is measured."""
 
 
 def cost(pairs: int) -> None:
-    """CPU time of whole trainings with canaries over that of trainings without, by turns."""
-    print(
-        f"\n### The cost of {COUNT} canaries: CPU time of whole trainings of {EPOCHS} epochs, {pairs} pairs by turns\n"
-    )
-    print("| training | rows | more rows | seconds without | a step, ms | ratio, median | smallest | largest |")
-    print("|---|--:|--:|--:|--:|--:|--:|--:|", flush=True)
+    """CPU time of trainings with canaries over that of trainings without, epoch by epoch by turns."""
+    print(f"\n### The cost of an audit: CPU time with canaries over that without, epochs by turns, {pairs} pairs\n")
+    print("| training | rows | epochs | canaries | they ride in | a step without, ms | ratio, median | smallest | "
+          "largest |")  # fmt: skip
+    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|", flush=True)
     for label, build, shape, rows, noise in WORK:
         data = torch.randn(rows, *shape), torch.arange(rows) % 10
-        ratios, plain = [], []
-        timed(build, data, noise, None, epochs=1)  # loads what is loaded late
-        for number in range(pairs):
-            order = (None, Canaries(count=COUNT)) if number % 2 else (Canaries(count=COUNT), None)
-            times = {audit is not None: timed(build, data, noise, audit) for audit in order}
-            ratios.append(times[True] / times[False])
-            plain.append(times[False])
-        seconds, steps = statistics.median(plain), EPOCHS * rows // _LOT
-        cells = (
-            label, f"{rows:,}", f"{100 * COUNT / 2 / rows:.2f} %", f"{seconds:.1f}", f"{1000 * seconds / steps:.1f}",
-            f"{statistics.median(ratios):.3f}", f"{min(ratios):.3f}", f"{max(ratios):.3f}",
+        for epochs in _LENGTHS if build is perceptron else _LENGTHS[:1]:
+            found = [by_turns(build, data, noise, epochs, first=number % 2 == 0) for number in range(pairs)]
+            ratios = [audited / plain for plain, audited, _, _ in found]
+            step = 1000 * statistics.median(plain for plain, _, _, _ in found) / (epochs * (rows // _LOT))
+            cells = (
+                label, f"{rows:,}", epochs, f"{found[0][2]:,}", f"{found[0][3]} epochs", f"{step:.2f}",
+                f"{statistics.median(ratios):.3f}", f"{min(ratios):.3f}", f"{max(ratios):.3f}",
+            )  # fmt: skip
+            print(f"| {' | '.join(str(cell) for cell in cells)} |", flush=True)
+
+
+class Clocked:
+    """A training that stops after each epoch, and the CPU time of its epochs: steps, ledger, checkpoint, record."""
+
+    def __init__(self, build: Callable[[], nn.Module], data: Any, noise: str, epochs: int, audit: Canaries | None):
+        torch.manual_seed(0)
+        self._folder = tempfile.TemporaryDirectory()
+        config = PrivacyConfig(noise_multiplier=NOISE, epochs=epochs, batch_size=_LOT, delta=DELTA, noise=noise)
+        self.trainer = PrivateTrainer(
+            build(), config, audit=audit, workspace=self._folder.name, run="one", public="made up", checkpoint_every=1
         )  # fmt: skip
-        print(f"| {' | '.join(cells)} |", flush=True)
+        self._data, self._chunk, self.seconds = data, self.trainer._chunk, 0.0
+        self.trainer._chunk = self._clock  # type: ignore[method-assign]
 
-
-def timed(
-    build: Callable[[], nn.Module], data: Any, noise: str, audit: Canaries | None, *, epochs: int = EPOCHS
-) -> float:
-    """CPU seconds of a training in a workspace: self-check, ledger and checkpoints are part of it."""
-    torch.manual_seed(0)
-    config = PrivacyConfig(noise_multiplier=NOISE, epochs=epochs, batch_size=_LOT, delta=DELTA, noise=noise)
-    gc.collect()
-    with tempfile.TemporaryDirectory() as folder:
+    def _clock(self, *told: Any) -> None:
         begun = time.process_time()
-        trainer = PrivateTrainer(build(), config, audit=audit, workspace=folder, run="one", public="made up")
-        trainer.train(data, learning_rate=0.1, optimizer="sgd", progress=False)
-        spent = time.process_time() - begun
-        trainer.close()
-    return spent
+        self._chunk(*told)
+        self.seconds += time.process_time() - begun
+
+    def go_on(self) -> None:
+        """One epoch."""
+
+        def stop(epoch: Any) -> None:
+            raise StopTraining
+
+        self.trainer.train(self._data, learning_rate=0.1, optimizer="sgd", progress=False, callbacks=stop)
+
+    def close(self) -> None:
+        """Let go of the ledger and its folder."""
+        self.trainer.close()
+        self._folder.cleanup()
+
+
+def by_turns(
+    build: Callable[[], nn.Module], data: Any, noise: str, epochs: int, *, first: bool
+) -> tuple[float, float, int, int]:
+    """CPU seconds without and with canaries, how many there were, and in how many epochs they rode."""
+    plain, audited = (Clocked(build, data, noise, epochs, audit) for audit in (None, Canaries()))
+    gc.collect()
+    for _ in range(epochs):
+        for one in (plain, audited) if first else (audited, plain):
+            one.go_on()
+    carrier, plan = audited.trainer._carrier, audited.trainer.plan
+    assert carrier is not None and plan is not None
+    plain.close()
+    audited.close()
+    return plain.seconds, audited.seconds, carrier.count, count_epochs(carrier.count, plan)
 
 
 if __name__ == "__main__":

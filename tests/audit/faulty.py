@@ -59,7 +59,7 @@ def _replace_add(step: PrivateStep, add: Callable[[Any], tuple[Tensor, ...]]) ->
 def clip_batch(step: PrivateStep, carrier: Carrier) -> None:
     def clipped(batch: Batch) -> tuple[Tensor, ...]:
         parameters = step.engine.parameters
-        whole = torch.autograd.grad(carrier.loss(carrier.model, batch).sum(), parameters)
+        whole = torch.autograd.grad(carrier.loss(carrier.model, batch).sum(), parameters, materialize_grads=True)
         norm = torch.sqrt(sum((part.square().sum() for part in whole), torch.zeros(())))
         return tuple(part * min(1.0, step.sensitivity / float(norm)) for part in whole)
 

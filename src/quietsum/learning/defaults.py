@@ -178,7 +178,7 @@ class Balance:
     def one_hot(self, batch: Batch) -> Tensor:
         """How many records of each class, or of each length, the batch holds. Private: one record adds 1 to one."""
         inputs, labels = batch[0], batch[1].to(torch.int64)
-        if self.marks is not None:
+        if self.marks is not None and len(batch) > self.marks:
             own = batch[self.marks] == 0
             inputs, labels = inputs[own], labels[own]
         found = torch.zeros_like(self.counts)
@@ -216,7 +216,7 @@ class Balance:
             return [(1.0, batch)]
         labels = batch[1].to(torch.int64)
         known = (labels >= 0) & (labels < self.classes)
-        if self.marks is not None:
+        if self.marks is not None and len(batch) > self.marks:
             known &= batch[self.marks] == 0
         of_rows = torch.where(known, weights.to(labels.device)[labels.clamp(0, self.classes - 1)], 1.0)
         found = []

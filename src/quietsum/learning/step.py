@@ -286,12 +286,15 @@ class PrivateStep:
         (noisy,) = self.mechanism.add((found.to(device) * self.sensitivity,))
         self.balance.take(noisy.cpu() / self.sensitivity)
 
-    def gradient(self, batch: Batch) -> tuple[Tensor, ...]:
-        """(Σ clip(∇ℓ_i) + noise) / E in the parameters' own precision. This may be seen."""
-        noisy = self.mechanism.add(self.deterministic(batch))
-        released = tuple(
+    def gradient(self, batch: Batch, *, released: int | None = None) -> tuple[Tensor, ...]:
+        """(Σ clip(∇ℓ_i) + noise) / E in the parameters' own precision, of the first ``released`` parameters or of all.
+
+        This may be seen.
+        """
+        noisy = self.mechanism.add(self.deterministic(batch)[:released])
+        found = tuple(
             part.div_(self.expected_batch).to(parameter.dtype)
-            for part, parameter in zip(noisy, self.engine.parameters, strict=True)
+            for part, parameter in zip(noisy, self.engine.parameters[:released], strict=True)
         )
         if self.adaptive is not None and self.scaled is not None:
             self.scaled.max_norm = self.adaptive.next_norm(
@@ -300,7 +303,7 @@ class PrivateStep:
             self.mechanism = self.mechanism.rescale(
                 noise_multiplier=self.mechanism.noise_multiplier, sensitivity=self.scaled.max_norm
             )
-        return released
+        return found
 
 
 def build_step(

@@ -545,10 +545,13 @@ class PrivateTrainer:
         rate, first = self._rate(learning_rate), spending.charged - count
         began = None if self._confirmed else FirstStep(self.model)
         asked = 0 if self._balance is None else count_survey_steps(spending.plan.steps)
-        carried = None if self._carrier is None else self._carrier.rows(records)
-        rows = records if carried is None else carried
-        draws = (step.sample(len(rows)) for _ in range(count))  # as many as are reserved: a reader may be ahead
-        with contextlib.closing(rows.read(draws, self._device)) as batches:
+        carrier = self._carrier
+        many = len(records) if carrier is None else len(carrier.rows(records))
+        draws = (step.sample(many) for _ in range(count))  # as many as are reserved: a reader may be ahead
+        read = (
+            records.read(draws, self._device) if carrier is None else carrier.read(records, draws, first, self._device)
+        )
+        with contextlib.closing(read) as batches:
             for number, (drawn, batch) in enumerate(batches, first):
                 self._screen.step()
                 if number < asked and self._balance is not None:
@@ -559,9 +562,8 @@ class PrivateTrainer:
                     reach("train:step")
                     continue
                 variance = step.mechanism.variance / step.expected_batch**2
-                released: Sequence[Tensor] = step.gradient(batch)
-                if self._carrier is not None and carried is not None:
-                    released = self._carrier.take(step, number, carried.coordinates(drawn), released)
+                released: Sequence[Tensor]
+                released = step.gradient(batch) if carrier is None else carrier.gradient(step, number, drawn, batch)
                 self._optimizer.step(released, learning_rate=rate(number), noise_variance=variance)
                 if began is not None and began.confirm(known_rule=isinstance(self._kind, SGD | Adam)):
                     began, self._confirmed = None, True
@@ -577,7 +579,7 @@ class PrivateTrainer:
             write_checkpoint(self._books.checkpoint, self._parts(), {**self._about(), "clip": step.sensitivity})
             reach("train:checkpointed")
         if self._carrier is not None:
-            self._carrier.end_chunk()
+            self._carrier.end_chunk(step)
 
     def _report_epoch(self, val_loader: Iterable[Any] | None, val_name: str) -> Epoch:
         assert self._spending is not None and self._step is not None

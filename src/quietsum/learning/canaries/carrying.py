@@ -7,6 +7,9 @@ The model gains one table with a number for each canary, and the loss one term,
 so a canary's gradient is K in its own number and zero elsewhere, and a record's is what it was. K is far above the
 clip bound C, so the clipped gradient is C in that number. The table stays zero: it is never stepped, nor saved.
 
+A training with more epochs than its audit needs carries its canaries through some of them, drawn at random before the
+first step (:func:`count_epochs`); the others cost next to nothing.
+
 Guarantees: the real parameters of a step's release have the same law with canaries as without. The draw is Poisson, so
 whether a canary is drawn says nothing about a record; denominators and charges are those of the plan. Secure noise is
 wider by the factor that its grid needs for that many more numbers, about one in 10⁶.
@@ -15,8 +18,10 @@ wider by the factor that its grid needs for that many more numbers, about one in
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -42,11 +47,12 @@ from quietsum.learning.step import PrivateStep
 from quietsum.mechanisms import RandomSource, system_randomness
 
 __all__ = [
-    "CarriedLoss", "CarriedRecords", "Carrier", "CarryingModel", "pull_on", "read_canary_table",
+    "CarriedLoss", "CarriedRecords", "Carrier", "CarryingModel", "count_epochs", "pull_on", "read_canary_table",
     "refuse_canaries",
 ]  # fmt: skip
 
 _ABOVE = 2.0**14  # K over the largest clip bound
+_ROOM, _FAR, _FEWEST_EPOCHS = 12_500.0, 6.7, 4  # what an audit needs, see count_epochs
 _WIDEST = 1000.0  # a noise multiplier beyond which secure noise has another grid, and no audit has any power
 
 REFUSED = {
@@ -60,10 +66,14 @@ def pull_on(max_norm: float) -> float:
     return _ABOVE * max(1.0, max_norm)
 
 
-def read_canary_table(step: PrivateStep, released: Sequence[Tensor]) -> NDArray[np.float64]:
-    """What a step has released of each canary, in units of the clip bound."""
-    table: NDArray[np.float64] = released[-1].detach().to(torch.float64).cpu().numpy()[1:, 0]
-    return table * (step.expected_batch / step.sensitivity)
+def read_canary_table(step: PrivateStep, released: Sequence[Tensor]) -> NDArray[np.float32]:
+    """What steps of one kind have released of each canary, in units of the clip bound; ``released`` are their tables.
+
+    Guarantees: tables on a card are brought over at once.
+    """
+    table = torch.stack([one[1:, 0] for one in released]).to(torch.float64) * (step.expected_batch / step.sensitivity)
+    found: NDArray[np.float32] = table.to(torch.float32).cpu().numpy()
+    return found
 
 
 @final
@@ -80,18 +90,20 @@ class CarryingModel(nn.Module):
 
 @final
 class CarriedLoss:
-    """The loss of a batch whose last part says which rows are canaries."""
+    """The loss of a batch whose last part says which rows are canaries; none and no such part if not ``riding``."""
 
     def __init__(self, loss: Loss, pull: float) -> None:
-        self._loss, self._pull = loss, pull
+        self._loss, self._pull, self.riding = loss, pull, True
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """One value per row."""
         assert isinstance(model, CarryingModel)
+        if not self.riding:
+            return self._loss(model.inner, batch)
         *rows, marks = batch
         own = self._loss(model.inner, tuple(rows))
-        pull = model.canaries(marks.unsqueeze(-1)).flatten() * self._pull
-        losses: Tensor = torch.where(marks > 0, pull.to(own.dtype), own)
+        pull = model.canaries(marks).view(-1) * self._pull
+        losses: Tensor = torch.where(marks > 0, pull if pull.dtype is own.dtype else pull.to(own.dtype), own)
         return losses
 
 
@@ -100,16 +112,19 @@ class CarriedRecords:
     """Records with canaries behind them, each row with a mark."""
 
     def __init__(self, records: Records, marks: NDArray[np.int64], rehearsed: tuple[nn.Module, Loss]) -> None:
-        self._records, self._marks = records, marks
+        self.behind, self._marks, self._own = records, marks, len(records)
         self.rehearsed: tuple[nn.Module, Loss] | None = rehearsed
-        self._row = records.make_up(count=1)
+        blank = records.make_up(count=1)
+        self._blank: dict[torch.device | None, Batch] = {
+            None: tuple(row.expand(len(marks), *row.shape[1:]) for row in blank)
+        }
 
     def __len__(self) -> int:
-        return len(self._records) + len(self._marks)
+        return self._own + len(self._marks)
 
     def coordinates(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """The coordinates of the canaries among these numbers."""
-        return self._marks[indices[indices >= len(self._records)] - len(self._records)] - 1
+        return self._marks[indices[indices >= self._own] - self._own] - 1
 
     def batch(self, indices: NDArray[np.int64], device: torch.device | None = None) -> Batch:
         """The rows with these numbers, and their marks."""
@@ -117,34 +132,68 @@ class CarriedRecords:
             return next(batches)[1]
 
     def read(
-        self, draws: Iterator[NDArray[np.int64]], device: torch.device | None = None
+        self,
+        draws: Iterator[NDArray[np.int64]],
+        device: torch.device | None = None,
+        riding: Iterable[bool] = itertools.repeat(True),
     ) -> Generator[tuple[NDArray[np.int64], Batch], None, None]:
-        """Each draw with its rows and their marks; see :meth:`quietsum.learning.rows.records.Records.read`."""
+        """Each draw with its rows and their marks; see :meth:`quietsum.learning.rows.records.Records.read`.
+
+        Where it is not ``riding`` canaries are left out, and there are no marks.
+        """
         taken: deque[NDArray[np.int64]] = deque()
 
         def real() -> Iterator[NDArray[np.int64]]:
             for drawn in draws:
                 taken.append(drawn)
-                yield drawn[drawn < len(self._records)]
+                yield drawn[drawn < self._own]
 
-        with contextlib.closing(self._records.read(real(), device)) as batches:
-            for _, batch in batches:
+        with contextlib.closing(self.behind.read(real(), device)) as batches:
+            for (_, batch), rides in zip(batches, riding, strict=False):
                 drawn = taken.popleft()
-                yield drawn, self._append(batch, drawn[drawn >= len(self._records)], device)
+                yield drawn, self._append(batch, drawn, device) if rides else batch
 
-    def _append(self, real: Batch, behind: NDArray[np.int64], device: torch.device | None) -> Batch:
-        own = self._marks[behind - len(self._records)]
-        marks = torch.zeros(len(real[0]) + len(own), dtype=torch.int64)
-        marks[len(real[0]) :] = torch.from_numpy(own)
-        parts = [
-            torch.cat([part, carry(row, device).expand(len(own), *row.shape[1:])])
-            for part, row in zip(real, self._row, strict=True)
-        ]
-        return (*parts, carry(marks, device))
+    def _append(self, real: Batch, drawn: NDArray[np.int64], device: torch.device | None) -> Batch:
+        own, count = self._marks[drawn[drawn >= self._own] - self._own], len(real[0])
+        marks = np.zeros(count + len(own), dtype=np.int64)
+        marks[count:] = own
+        if len(own):
+            pairs = zip(real, self._blank_on(device), strict=True)
+            real = tuple(torch.cat((part, blank[: len(own)])) for part, blank in pairs)
+        return (*real, carry(torch.from_numpy(marks), device))
+
+    def _blank_on(self, device: torch.device | None) -> Batch:
+        """Rows without meaning, as many as there are canaries."""
+        if device not in self._blank:
+            self._blank[device] = tuple(carry(row, device) for row in self._blank[None])
+        return self._blank[device]
 
     def make_up(self, device: torch.device | None = None, count: int = MADE_UP_ROWS) -> Batch:
         """Made-up rows, every second one a canary."""
-        return (*self._records.make_up(device, count), torch.arange(count, device=device).remainder(2))
+        return (*self.behind.make_up(device, count), torch.arange(count, device=device).remainder(2))
+
+
+def count_epochs(count: int, plan: TrainingSchedule) -> int:
+    """Through how many epochs ``count`` canaries are carried: of the plan's 1/q steps each, and at most all of them.
+
+    So many that an audit finds what it must, half the noise, a clip of whole batches and shuffled batches, with room to
+    spare: canaries · steps · rate of 12,500, more where the noise σ is above 2, and for the clip (half of the canaries
+    are in, k of them in a batch) 1.5² times the steps at which (Σ k − √k) / (σ √(Σ k)) is as far as its test's
+    threshold of 10⁻⁷ and 90 % power ask for.
+    """
+    from scipy import special
+
+    rate, noise = plan.rate, max(stage.noise_multiplier for stage in plan.stages)
+    length = max(1, round(1 / rate))
+    every, inside = -(-plan.steps // length), count // 2
+    most = np.arange(inside + 1)
+    chances = special.bdtr(most.astype(float), inside, rate)
+    chances = np.diff(chances, prepend=0.0) if rate < 1 else (most == inside).astype(float)
+    lost, drawn = float(chances @ (most - np.sqrt(most))), inside * rate
+    if not 0 < lost < math.inf:
+        return every
+    steps = max(_ROOM * max(1.0, noise / 2) ** 2 / (count * rate), (1.5 * _FAR * noise / lost) ** 2 * drawn)
+    return min(every, max(_FEWEST_EPOCHS, math.ceil(steps / length)))
 
 
 def refuse_canaries(config: PrivacyConfig, plan: TrainingSchedule) -> None:
@@ -180,18 +229,22 @@ class Carrier:
     ) -> None:
         self.count = choose_canaries(canaries, plan.size)
         self.model: nn.Module = CarryingModel(model, self.count)
-        self.loss: Loss = CarriedLoss(loss, pull_on(max(stage.max_norm for stage in plan.stages)))
+        self.loss = CarriedLoss(loss, pull_on(max(stage.max_norm for stage in plan.stages)))
         source = system_randomness() if rng is None else rng
         self.included: NDArray[np.bool_] = source.uniforms(self.count) < 0.5
+        self._length = max(1, round(1 / plan.rate))
+        order = np.argsort(source.uniforms(-(-plan.steps // self._length)))
+        self._epochs = frozenset(order[: count_epochs(self.count, plan)].tolist())
         self._folder: Path | None = None
         self._run = ""
+        self._rows: CarriedRecords | None = None
         self._chunks: list[dict[str, NDArray[Any]]] = []
         self._begin_chunk()
 
     def _begin_chunk(self) -> None:
         self._steps: list[int] = []
-        self._drawn: list[NDArray[np.bool_]] = []
-        self._released: list[NDArray[np.float32]] = []
+        self._drawn: list[NDArray[np.int64]] = []
+        self._released: list[Tensor] = []
 
     def keep_in(self, folder: Path, run: str, *, resume: bool) -> None:
         """Write the coins into ``folder``, or read those of the run that goes on."""
@@ -201,13 +254,34 @@ class Carrier:
         found = read_canaries(folder, run)
         if found is None or len(found.included) != self.count:
             raise CorruptState(f"{folder} does not hold the canaries of {run}; restore it from a backup")
-        self.included = found.included
+        self.included, self._rows = found.included, None
         return None
 
     def rows(self, records: Records) -> CarriedRecords:
         """``records`` with the canaries that are in behind them."""
-        marks = np.flatnonzero(self.included).astype(np.int64) + 1
-        return CarriedRecords(records, marks, (self.model, self.loss))
+        if self._rows is None or self._rows.behind is not records:
+            self._rows = CarriedRecords(records, np.flatnonzero(self.included) + 1, (self.model, self.loss))
+        return self._rows
+
+    def read(
+        self, records: Records, draws: Iterator[NDArray[np.int64]], first: int, device: torch.device | None
+    ) -> Generator[tuple[NDArray[np.int64], Batch], None, None]:
+        """Each draw of :meth:`rows` with its batch, from step ``first`` on: with canaries where they ride."""
+        return self.rows(records).read(draws, device, map(self._rides, itertools.count(first)))
+
+    def _rides(self, number: int) -> bool:
+        return number // self._length in self._epochs
+
+    def gradient(self, step: PrivateStep, number: int, drawn: NDArray[np.int64], batch: Batch) -> Sequence[Tensor]:
+        """What step ``number`` releases of the model; what it releases of the canaries, if they ride, is noted."""
+        self.loss.riding = self._rides(number)
+        if not self.loss.riding:
+            return step.gradient(batch, released=-1)
+        released = step.gradient(batch)
+        self._steps.append(number)
+        self._drawn.append(drawn)
+        self._released.append(released[-1].detach())
+        return released[:-1]
 
     def find_more(self, step: PrivateStep, plan: TrainingSchedule) -> float:
         """How many times the noise is that which its clip needs, from public numbers."""
@@ -220,25 +294,16 @@ class Carrier:
             raise InvalidParameter("schedule", "noise", "changes the noise's grid", "leave the audit out")
         return max(found)
 
-    def take(
-        self, step: PrivateStep, number: int, coordinates: NDArray[np.int64], released: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
-        """Record what a step has released of the canaries; returns the rest, which is the model's."""
-        drawn = np.zeros(self.count, dtype=np.bool_)
-        drawn[coordinates] = True
-        self._steps.append(number)
-        self._drawn.append(drawn)
-        self._released.append(read_canary_table(step, released).astype(np.float32))
-        return released[:-1]
-
-    def end_chunk(self) -> None:
-        """Keep the steps since the last chunk: on disk, or in memory where there is no folder."""
-        if self._steps:
+    def end_chunk(self, step: PrivateStep) -> None:
+        """Keep what ``step`` made since the last chunk: on disk, or in memory where there is no folder."""
+        if self._steps and self._rows is not None:
+            drawn = np.zeros((len(self._steps), self.count), dtype=np.bool_)
+            for row, indices in zip(drawn, self._drawn, strict=True):
+                row[self._rows.coordinates(indices)] = True
             chunk: dict[str, NDArray[Any]] = {
-                "steps": np.array(self._steps, dtype=np.int64),
-                "drawn": np.array(self._drawn),
-                "released": np.array(self._released),
-            }
+                "steps": np.array(self._steps, dtype=np.int64), "drawn": drawn,
+                "released": read_canary_table(step, self._released),
+            }  # fmt: skip
             if self._folder is None:
                 self._chunks.append(chunk)
             else:

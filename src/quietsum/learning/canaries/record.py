@@ -39,7 +39,7 @@ __all__ = [
 ]  # fmt: skip
 
 FEWEST, MOST = 16, 100_000
-USUAL = 500
+USUAL = 2000
 _SHARE = 10  # one canary for so many records, of which half are in: a twentieth more rows
 _VERSION = 1
 _INCLUDED = "included.safetensors"
@@ -48,12 +48,12 @@ _INCLUDED = "included.safetensors"
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Canaries:
-    """How many canaries a training carries; if omitted one for each ten records, 16 to 500.
+    """How many canaries a training carries; if omitted one for each ten records, 16 to 2,000.
 
     >>> Canaries(count=500)
     Canaries(count=500)
     >>> choose_canaries(Canaries(), 2000), choose_canaries(Canaries(), 60_000)
-    (200, 500)
+    (200, 2000)
     """
 
     count: int | None = None

@@ -207,7 +207,7 @@ class LocalSteps:
         def gradient() -> Sequence[Tensor]:
             drawn = orders.sampling.draw(len(rows), rng)
             released: Sequence[Tensor] = step.gradient(rows.batch(drawn, self._device))
-            carried.take(rows.coordinates(drawn), read_canary_table(step, released))
+            carried.take(rows.coordinates(drawn), read_canary_table(step, released[-1:])[0])
             return released[:-1]
 
         return gradient

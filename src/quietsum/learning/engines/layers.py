@@ -349,7 +349,7 @@ class EmbeddingUse:
         """See :class:`Use`."""
         rows, positions = self._tokens.shape
         if positions == 1:
-            return [per_example(self._g, order)]
+            return [self._g.abs().view(-1) if self._shape[1] == 1 else per_example(self._g, order)]
         starts = row_pieces(rows, 2 * positions * positions * self._g.element_size(), self._g.device.type)
         found = []
         for start in starts:
@@ -373,6 +373,9 @@ class EmbeddingUse:
     def weigh(self, factors: Sequence[Tensor]) -> list[Tensor]:
         """See :class:`Use`."""
         table = self._g.new_zeros(self._shape)
+        if self._g.numel() == len(self._tokens):  # one number for each example
+            table.view(-1).index_add_(0, self._tokens.view(-1), self._g.view(-1) * factors[0])
+            return [table]
         scaled = (self._g * factors[0][:, None, None]).flatten(0, 1)
         return [table.index_add_(0, self._tokens.flatten(), scaled)]
 

@@ -227,6 +227,9 @@ def _embedding(module: nn.Embedding, weight: bool, bias: bool) -> Builder:
         if len(entries) == 1 and rows > 1 and entries[0][0].stride(0) == 0:  # one list of tokens for all examples
             tokens, g = entries[0]
             return layers.SharedLookupUse(tokens[0].reshape(-1), g.flatten(1, -2), shape=shape, padding=padding)
+        if len(entries) == 1 and entries[0][0].dim() == 1:
+            tokens, g = entries[0]
+            return layers.EmbeddingUse(tokens.unsqueeze(1), g.unsqueeze(1), shape=shape, padding=padding)
         tokens = torch.cat([t.reshape(rows, -1) for t, _ in entries], 1)
         g = torch.cat([g.reshape(rows, -1, g.shape[-1]) for _, g in entries], 1)
         return layers.EmbeddingUse(tokens, g, shape=shape, padding=padding)
