@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import shutil
 import struct
 import zipfile
@@ -82,6 +83,15 @@ def test_what_a_run_does_not_know_is_left_open_and_the_edition_is_named(content:
     }.items():  # fmt: skip
         text = " ".join(files[name].decode().split())
         assert edition in text and OPEN in text, name
+
+
+def test_nists_view_answers_by_the_sections_of_the_edition_that_was_read(content: bytes) -> None:
+    text = unpack(content)["views/nist-sp-800-226.md"].decode()
+    heads = re.findall(r"^## (\d\.\d)", text, flags=re.M)
+    assert heads == ["2.2", "2.3", "2.4", "2.5", "2.6", "3.1", "3.2", "3.3", "3.4", "4.1", "4.2", "4.3", "4.4", "4.5"]
+    assert "initial public draft of December 2023" in text and "final edition (March 2025) could not be" in text
+    for part in text.split("\n## ")[1:]:
+        assert len(part.split("\n\n", 1)[1].split()) > 5, part
 
 
 def signed_anew(files: dict[str, bytes], place: Path) -> bytes:

@@ -20,9 +20,9 @@ OPEN = "TO BE FILLED IN"
 REGISTRY = "github.com/opendp/deployments-registry-data, schemas/deployments-schema.yaml, commit 3e9c812, 2026-07-15"
 SATRE = "SATRE 2.0.1 (2026-07-23), docs/source/spec/specification.yaml of github.com/sa-tre/satre-specification"
 NIST = (
-    "NIST's page on the draft of December 2023 and its abstract, which describe the differential privacy pyramid. The "
-    "text of the final edition (March 2025) could not be read when this view was written, so none of its questions is "
-    "quoted; hold the answers against your copy"
+    "the initial public draft of December 2023 (NIST SP 800-226 ipd), sections 2 to 4 and what they call privacy "
+    "hazards, in our words; numbers are those of its sections. The text of the final edition (March 2025) could not be "
+    "read when this view was written, and its sections may be numbered otherwise: hold the answers against your copy"
 )
 
 
@@ -161,28 +161,76 @@ def _odds(values: Mapping[str, Any]) -> str:
 
 
 def _nist(values: Mapping[str, Any]) -> str:
-    lists = "; ".join(values["not_protected"][:12])
+    """By the sections of the draft, from the top of its pyramid down: parameters, unit, algorithms, deployment."""
     return _page(
         "NIST SP 800-226: evaluating differential privacy guarantees",
         NIST,
         [
-            ("Top of the pyramid: ε and δ", "; ".join(_promises(values)) + f". An attacker is, {_odds(values)}."),
-            ("Top: the unit of privacy", f"The relation is {values['privacy']['neighbours']}. Units: "
-             + (", ".join(unit["whom"] for unit in _units(values)) or "none") + ". Figures of different units are not "
-             "added."),
-            ("Middle: mechanisms and their correctness", "; ".join(_noise(values)) + ". " + _floating(values)),
-            ("Middle: trust model", "Against whom each figure holds is stated with it. What does not hold: " + lists),
-            ("Middle: utility", values["verdict"] or "; ".join(
-                f"{one['name']} {one['value']:.3f} on {one['on']}" for one in values["metrics"]) or "not measured"),
-            ("Base: security and access control", f"{OPEN}: who may reach records, ledger and keys."),
-            ("Base: data collection exposure", f"{OPEN}: how the records were collected, and who else holds them."),
-            ("Composition over time", "; ".join(
-                f"{one['dataset']} of {one['party']}: lifetime ε {show_bound(one['epsilon'])} per {one['unit']}, "
-                f"{one['runs']} runs so far" for one in values["lifetime"]) or "no lifetime budget is held"),
+            *_nist_parameters(values), *_nist_algorithms(values), *_nist_deployment(values),
             ("How the claim can be checked", "quietsum report --verify computes every figure again from the charges, "
              "which the exported ledger holds. Audit: " + values["audit"]["text"]),
         ],
     )  # fmt: skip
+
+
+def _nist_parameters(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Section 2."""
+    units = _units(values)
+    whom = " and ".join(dict.fromkeys(unit["whom"] for unit in units))
+    return [
+        ("2.2 Are ε and δ small enough to mean something?",
+         "; ".join(_promises(values)) + f". As an attacker's odds: {_odds(values)}. Whether that is enough: {OPEN}."),
+        ("2.3 Which variant, and can its original parameters be read?",
+         ("Approximate differential privacy is how the figures are stated; the mechanisms and their trade-off curve, "
+          "from which ε follows at any other δ, stand in report.json. " + "; ".join(_noise(values)) + ".")
+         if units else "None."),
+        ("2.4 What is the unit, and may one person have several?",
+         f"One {whom}; the relation is {values['privacy']['neighbours']}. A person with several records is covered as "
+         "far as a guarantee per person stands here. Whether the harms that matter differ by more than one such unit: "
+         f"{OPEN}." if units else "Nothing is protected."),
+        ("2.5 What may it be compared with?",
+         "With figures of the same unit, relation and δ alone. Figures of different units are not added."),
+        ("2.6 What else was released from the same data?", "; ".join(
+            f"{one['dataset']} of {one['party']}: lifetime ε {show_bound(one['epsilon'])} per {one['unit']}, "
+            f"{one['runs']} runs so far" for one in values["lifetime"]) + (". " if values["lifetime"] else
+            "No lifetime budget is held. ") + f"Releases that this ledger does not know, private or not: {OPEN}."),
+    ]  # fmt: skip
+
+
+def _nist_algorithms(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Section 3."""
+    scores = "; ".join(f"{one['name']} {one['value']:.3f} on {one['on']}" for one in values["metrics"])
+    return [
+        ("3.1 Which mechanisms, of which library?",
+         "; ".join(_noise(values)) + f". Made by quietsum {values['version']}, whose own check tries clip, noise and "
+         "draw before the first charge."),
+        ("3.2 Of what use is the result?", (scores or "not measured") + (
+            f". {values['verdict']}" if values["verdict"] else "")),
+        ("3.3 Does the noise, or the clip, treat groups unlike?",
+         f"A clip biases sums, and noise weighs most on small groups. Scores by group: {OPEN}."),
+        ("3.4 and 3.5 Queries, or a model that may remember?",
+         "Counts and means of clipped values, each with its noise; categories and bounds were declared beforehand."
+         if values["kind"] == "questions" else
+         "A model, trained by noisy sums of clipped contributions alone: what it may remember of one unit is what the "
+         "figures above bound."),
+    ]  # fmt: skip
+
+
+def _nist_deployment(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Section 4."""
+    return [
+        ("4.1 Who may ask, and what ends it?",
+         "All that is released was planned and charged before it was made; a spent budget refuses the next run. "
+         f"Runs of this ledger are in its export. Who may start one: {OPEN}."),
+        ("4.2 Whom must one trust?",
+         "Against whom each figure holds is stated with it: " + "; ".join(_promises(values)) + ". What does not hold: "
+         + "; ".join(values["not_protected"][:12])),
+        ("4.3 What could show beside the result?",
+         _floating(values) + " Records that make the code fail count as nothing, in silence. Times of steps may depend "
+         f"on batches; who can measure them: {OPEN}."),
+        ("4.4 Who may reach the data and the keys?", f"{OPEN}: records, ledger and keys lie at their owners."),
+        ("4.5 Was the data needed at all?", f"{OPEN}: how the records were collected, and who else holds them."),
+    ]  # fmt: skip
 
 
 def _satre(values: Mapping[str, Any]) -> str:
