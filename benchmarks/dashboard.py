@@ -1,16 +1,19 @@
 """How long a page takes with 500 runs of 1000 rounds, and what an open page costs a run that goes on.
 
-    python benchmarks/dashboard.py                    # about ten minutes: most of it makes the workspace
-    python benchmarks/dashboard.py --runs 50 --rounds 100 --skip-cost
+    python benchmarks/dashboard.py --skip-cost        # a million entries: some minutes, most of them make the workspace
+    python benchmarks/dashboard.py --only-cost        # what a page costs a run: 3 to 4 minutes, nothing else
+    python benchmarks/dashboard.py --runs 50 --rounds 100 --repeats 2
 
 The workspace: one run is made by ``quietsum run``, as users do. The others are its folder under other names, each with
-entries of its own in the ledger, which the ledger's own journal chains, signs and writes; what each round costs is
-copied from the first run and not priced again, and the disk is not waited for. ``--entries`` is for how many rounds of
+entries of its own in the ledger: chained and signed one by one, but what each round costs is copied from the first run,
+and the file is written run by run. ``--verify`` lets the ledger check them all. ``--entries`` is for how many rounds of
 each of those the ledger has entries, if fewer. Pages are asked for over a socket from a process of their own: *cold* is
 the first request for an address after the start, *warm* are five more.
 
-What a page costs: the same run, first without a reader and then with a page whose news stream is open, in turn. Seconds
-of processor time of the run, and of the dashboard meanwhile, since those of the wall depend on who else is at work.
+What a page costs: the same run without a reader and with a page whose news stream is open, in pairs whose order turns.
+Of each pair two ratios are taken, of the processor time of the run's own process and of the seconds on the wall; both
+are given as geometric means with an interval that holds the mean in 95 of 100 cases (Student's t on their logarithms).
+Seconds on the wall depend on what else the machine does, those of the processor hardly.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import contextlib
 import dataclasses
 import http.client
 import json
+import math
 import platform
 import shutil
 import sqlite3
@@ -38,11 +42,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quietsum.files import write_atomically
-from quietsum.ledger import Kind, Ledger
-from quietsum.plan import load_plan, resolve
-from quietsum.runs import RunFolder, TaskFacts, Workspace, add_check, take_check
+from quietsum.ledger import Head, Kind, Ledger, Row
+from quietsum.ledger.chain.encoding import digest, entry_hash, head_message
+from quietsum.ledger.chain.keys import SigningKey, key_path
+from quietsum.ledger.chain.verify import verify_file
+from quietsum.runs import RunFolder, Workspace, add_check, take_check
 
 HERE = Path(__file__).resolve().parent
+FIRST = "run-0000"
 PLAN = """
 [task]
 name = "heart"
@@ -62,17 +69,22 @@ def main() -> None:
     options.add_argument("--runs", type=int, default=500)
     options.add_argument("--rounds", type=int, default=1000)
     options.add_argument("--entries", type=int)
-    options.add_argument("--repeats", type=int, default=5)
-    options.add_argument("--watched", type=int, default=300, help="rounds of the run that is watched")
+    options.add_argument("--repeats", type=int, default=12, help="pairs of runs without and with a reader")
+    options.add_argument("--watched", type=int, default=400, help="rounds of the run that is watched")
     options.add_argument("--skip-cost", action="store_true")
+    options.add_argument("--only-cost", action="store_true")
+    options.add_argument("--verify", action="store_true", help="check every entry of the workspace's ledger")
     options.add_argument("--workspace", type=Path, help="use this one, made by an earlier call, or make it here")
     chosen = options.parse_args()
-    print(f"python {platform.python_version()}, {os.cpu_count()} processors")
+    print(f"python {platform.python_version()}, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory() as folder:
-        place = chosen.workspace or Path(folder) / "workspace"
-        if len(list(place.glob("runs/*/run.json"))) < chosen.runs:  # what was broken off goes on
-            make(place, chosen.runs, chosen.rounds, min(chosen.rounds, chosen.entries or chosen.rounds))
-        pages(place)
+        if not chosen.only_cost:
+            place = chosen.workspace or Path(folder) / "workspace"
+            if not place.is_dir():
+                make(place, chosen.runs, chosen.rounds, min(chosen.rounds, chosen.entries or chosen.rounds))
+            if chosen.verify:
+                verify(place)
+            pages(place)
         if not chosen.skip_cost:
             cost(Path(folder), chosen.repeats, chosen.watched)
 
@@ -83,40 +95,85 @@ def main() -> None:
 def make(place: Path, runs: int, rounds: int, entries: int) -> None:
     """``runs`` runs of ``rounds`` rounds; the ledger has entries for the first ``entries`` rounds of each but one."""
     began = time.perf_counter()
-    place.mkdir(parents=True, exist_ok=True)
+    place.mkdir(parents=True)
     plan = place / "first.toml"
     plan.write_text(PLAN.format(rounds=rounds, epsilon=2.0), encoding="utf-8")
-    if not (place / "runs").is_dir():
-        words = ["run", str(plan), "--workspace", str(place), "--name", "run-0000"]
-        subprocess.run([sys.executable, "-m", "quietsum", *words], check=True, stdout=subprocess.DEVNULL)
     workspace = Workspace(path=place)
-    first = workspace.find("run-0000")
-    facts = TaskFacts.read(first.path)
-    assert facts is not None
-    resolved = resolve(load_plan(first.path / "plan.toml"), facts.parties, facts.dimension)
-    with waiting_for_no_disk(), Ledger.open(workspace.ledger) as ledger:
-        kinds = (Kind.RESERVE, Kind.COMMIT)
-        bodies = [(entry.kind, dict(entry.body)) for entry in ledger.entries() if entry.kind in kinds]
-        known = {one.run for one in ledger.runs()}
-        for number in range(1, runs + 1):
-            if f"run-{number:04d}" in known or len(list(place.glob("runs/*/run.json"))) >= runs:
-                continue
+    words = ["run", str(plan), "--workspace", str(place), "--name", FIRST]
+    subprocess.run([sys.executable, "-m", "quietsum", *words], check=True, stdout=subprocess.DEVNULL)
+    print(f"  the first run, {time.perf_counter() - began:.0f} s", flush=True)
+    first = workspace.find(FIRST)
+    with contextlib.closing(Additions(workspace.ledger, 2 * entries)) as ledger:
+        for number in range(1, runs):
             name = f"run-{number:04d}"
-            sequence = ledger.open_run(
-                name, plan=resolved.plan.to_dict(), terms=resolved.terms(), planned=resolved.all_charges(),
-                datasets=resolved.datasets(), lifetimes=resolved.lifetimes(),
-            ).sequence  # fmt: skip
-            with ledger._journal.writing("benchmark") as add:
-                for kind, body in bodies[: 2 * entries]:
-                    own = {"reserve": add.last.sequence} if kind is Kind.COMMIT else {}
-                    add(kind, {**body, "run": name, **own})
-            copy_folder(first, workspace.runs / name, name, sequence, ledger)
+            sequence, head = ledger.add(name)
+            copy_folder(first, workspace.runs / name, name, sequence, head)
             if number % 50 == 0:
                 print(f"  {number} runs, {time.perf_counter() - began:.0f} s", flush=True)
-    print(f"workspace: {runs} runs of {rounds} rounds made in {time.perf_counter() - began:.0f} s")
+    with Ledger.open(workspace.ledger) as opened:  # reads it all once and leaves a snapshot, as writers do
+        last = opened.head.sequence
+    print(f"workspace: {runs} runs of {rounds} rounds, {last:,} entries, made in {time.perf_counter() - began:.0f} s")
 
 
-def copy_folder(first: RunFolder, target: Path, name: str, sequence: int, ledger: Ledger) -> None:
+def verify(place: Path) -> None:
+    """Every entry of the workspace's ledger: hashes, rules, budgets and every ε."""
+    began = time.perf_counter()
+    found = verify_file(place / "ledger.db")
+    taken = time.perf_counter() - began
+    print(f"verified: {found.entries:,} entries, {found.stated:,} stated ε, in {taken:.0f} s", flush=True)
+
+
+class Additions:
+    """Entries of further runs: those of the first run under another name, chained and signed one by one.
+
+    Each is what the ledger's journal would have written. They go to the file run by run, not one by one, no price is
+    computed anew and no disk is waited for. ``--verify`` shows that the ledger takes them for its own.
+    """
+
+    def __init__(self, path: Path, most: int) -> None:
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        self.key = SigningKey(load_pem_private_key(key_path(path).read_bytes(), password=None))  # type: ignore[arg-type]
+        self.connection = sqlite3.connect(path)
+        self.connection.execute("PRAGMA synchronous = OFF")
+        rows = map(
+            Row._make, self.connection.execute(f"SELECT {', '.join(Row._fields)} FROM entries ORDER BY sequence")
+        )
+        kinds = (Kind.RUN, Kind.RESERVE, Kind.COMMIT)
+        self.pattern = [row for row in rows if row.kind in kinds and f'"run":"{FIRST}"' in row.body][: 1 + most]
+        last = "SELECT sequence, hash FROM entries ORDER BY sequence DESC LIMIT 1"
+        self.sequence, self.hash = self.connection.execute(last).fetchone()
+
+    def add(self, name: str) -> tuple[int, Head]:
+        """All entries of a run; where it was opened, and the head after its last entry."""
+        begun, shift = self.sequence + 1, self.sequence + 1 - self.pattern[0].sequence
+        with self.connection:
+            self.connection.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", self._rows(name, shift))
+        signature = self.key.sign(self._message())
+        return begun, Head(ledger=self.key.public.ledger, sequence=self.sequence, hash=self.hash, signature=signature)
+
+    def _rows(self, name: str, shift: int) -> Iterator[Row]:
+        for row in self.pattern:
+            body = row.body.replace(f'"run":"{FIRST}"', f'"run":"{name}"')
+            if row.kind == Kind.COMMIT:  # it points at the entry before it
+                body = body.replace(f'"reserve":{row.sequence - 1},', f'"reserve":{row.sequence - 1 + shift},')
+            self.sequence, previous = self.sequence + 1, self.hash
+            self.hash = entry_hash(
+                ledger=self.key.public.ledger, previous=previous, sequence=self.sequence, kind=row.kind,
+                body_hash=digest(body), time=row.time,
+            )  # fmt: skip
+            signature = self.key.sign(self._message())
+            yield Row(self.sequence, row.kind, row.time, body, previous, self.hash, signature)
+
+    def _message(self) -> bytes:
+        return head_message(ledger=self.key.public.ledger, sequence=self.sequence, hash=self.hash)
+
+    def close(self) -> None:
+        """Let the file go."""
+        self.connection.close()
+
+
+def copy_folder(first: RunFolder, target: Path, name: str, sequence: int, head: Head) -> None:
     """The folder of the first run under another name, with the head that its model was saved with."""
     from safetensors import safe_open
     from safetensors.numpy import save
@@ -133,27 +190,9 @@ def copy_folder(first: RunFolder, target: Path, name: str, sequence: int, ledger
     with safe_open(target / "model.safetensors", framework="numpy") as file:
         values = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         told = json.loads(file.metadata()["quietsum"])
-    told = {**take_check(told), "run": name, "head": ledger.head.to_dict()}
+    told = {**take_check(told), "run": name, "head": head.to_dict()}
     header = {"quietsum": json.dumps(add_check(told), sort_keys=True)}
     (target / "model.safetensors").write_bytes(save(values, header))
-
-
-@contextlib.contextmanager
-def waiting_for_no_disk() -> Iterator[None]:
-    """Entries are written and signed as ever; that they are on disk is not waited for, which half a million would."""
-    real = sqlite3.connect
-
-    def connect(*words: object, **more: object) -> sqlite3.Connection:
-        connection = real(*words, **more)  # type: ignore[call-overload]
-        connection.execute("PRAGMA synchronous = OFF")
-        made: sqlite3.Connection = connection
-        return made
-
-    sqlite3.connect = connect  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        sqlite3.connect = real
 
 
 # ----------------------------------------------------------------------------------------------- the pages
@@ -254,27 +293,45 @@ def p95(values: list[float]) -> float:
 
 
 def cost(folder: Path, repeats: int, rounds: int) -> None:
-    """Processor seconds of a run without a reader and with one, in turn."""
+    """What a run costs with a reader, beside one without, in pairs whose order turns."""
     place = folder / "watched"
     place.mkdir()
     plan = folder / "watched.toml"
     plan.write_text(PLAN.format(rounds=rounds, epsilon=2.0), encoding="utf-8")
-    alone, watched, reading, walls = [], [], [], []
+    found: dict[str, list[tuple[float, float]]] = {"processor": [], "wall": []}
+    reading, began = [], time.perf_counter()
     one_run(place, plan, "warm-up")
     with serving(place) as server:
         for number in range(repeats):
-            alone.append(one_run(place, plan, f"alone-{number}")[0])
-            before = processor_seconds(server.process.pid)
-            spent, wall = one_run(place, plan, f"watched-{number}", server)
-            watched.append(spent)
-            reading.append(processor_seconds(server.process.pid) - before)
-            walls.append(wall)
-    print(f"\na run of {rounds} rounds, processor seconds of its process, {repeats} times in turn")
-    for name, values in (("without a reader", alone), ("with a page open", watched), ("the dashboard", reading)):
-        print(f"  {name}: median {statistics.median(values):.2f}, {min(values):.2f} to {max(values):.2f}")
-    print(f"  difference of the medians: {100 * (statistics.median(watched) / statistics.median(alone) - 1):+.1f} %")
-    share = statistics.median(one / wall for one, wall in zip(reading, walls, strict=True))
-    print(f"  the dashboard's share of one processor meanwhile: {100 * share:.1f} %")
+            taken: dict[bool, tuple[float, float]] = {}
+            for watched in (False, True) if number % 2 else (True, False):
+                before = processor_seconds(server.process.pid)
+                taken[watched] = one_run(place, plan, f"{number}-{watched}", server if watched else None)
+                if watched:
+                    reading.append((processor_seconds(server.process.pid) - before) / taken[True][1])
+            for values, with_it, without in zip(found.values(), taken[True], taken[False], strict=True):
+                values.append((with_it, without))
+    print(
+        f"\na run of {rounds} rounds, {repeats} pairs in {time.perf_counter() - began:.0f} s, seconds of its process\n"
+    )
+    print("| | without a reader, median | with a page open, median | ratio | 95 % interval |")
+    print("|---|--:|--:|--:|--:|")
+    for name, pairs in found.items():
+        ratio, low, high = mean_ratio(pairs)
+        medians = [statistics.median(one[place] for one in pairs) for place in (1, 0)]
+        print(f"| {name} | {medians[0]:.2f} | {medians[1]:.2f} | {ratio:.4f} | {low:.4f}–{high:.4f} |")
+    print(f"\nthe dashboard's share of one processor meanwhile: {100 * statistics.median(reading):.1f} %")
+
+
+def mean_ratio(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
+    """The geometric mean of first over second, and its interval (Student's t on the logarithms, 95 %)."""
+    from scipy.stats import t
+
+    logs = [math.log(first / second) for first, second in pairs]
+    middle = statistics.fmean(logs)
+    spread = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+    reach = float(t.ppf(0.975, max(1, len(logs) - 1))) * spread
+    return math.exp(middle), math.exp(middle - reach), math.exp(min(reach + middle, 700.0))
 
 
 def processor_seconds(pid: int) -> float:
@@ -293,12 +350,13 @@ def one_run(place: Path, plan: Path, name: str, server: Server | None = None) ->
         reader = threading.Thread(target=read_along, args=(server, place, name, process))
         reader.start()
     _, status, usage = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - began
     process.returncode = os.waitstatus_to_exitcode(status)
     if reader is not None:
         reader.join()
     if process.returncode:
         raise SystemExit(f"the run {name} failed")
-    return usage.ru_utime + usage.ru_stime, time.perf_counter() - began
+    return usage.ru_utime + usage.ru_stime, wall
 
 
 def read_along(server: Server, place: Path, name: str, process: subprocess.Popen[bytes]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import quietsum.cli
 from ledger.build import sample
 from ledger.postgres import server
 from quietsum.cli.app import app
@@ -159,3 +161,25 @@ def test_verify_warns_of_triggers_that_a_server_no_longer_fires(tmp_path: Path) 
     server().sql(f"ALTER TABLE {schema}.entries DISABLE TRIGGER entries_are_never_changed")
     (warning,) = verify_file(path).warnings
     assert "(entries_are_never_changed)" in warning
+
+
+def _widths_by_hand(source: str) -> list[int]:
+    """The lines of a source that fold words at a width that stands there as a number."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("textwrap.fill", "textwrap.wrap"):
+            given = [*node.args[1:2], *(one.value for one in node.keywords if one.arg == "width")]
+            if not given or any(isinstance(one, ast.Constant) for one in given):
+                found.append(node.lineno)
+    return found
+
+
+def test_no_command_folds_its_words_at_a_width_of_its_own() -> None:
+    commands = Path(quietsum.cli.__file__).parent
+    assert {path.name: lines for path in commands.rglob("*.py") if (lines := _widths_by_hand(path.read_text()))} == {}
+
+
+def test_the_control_a_width_that_is_typed_or_left_out_is_found() -> None:
+    by_hand = "import textwrap\ntextwrap.fill(a, 80)\ntextwrap.wrap(a)\ntextwrap.fill(a, width=9)"
+    assert _widths_by_hand(by_hand) == [2, 3, 4]
+    assert _widths_by_hand("import textwrap\ntextwrap.fill(a, text_width())") == []

@@ -145,7 +145,7 @@ def test_the_planner_answers_the_keyboard(browser: Any, old: Dashboard) -> None:
     wait_for(page, "document.getElementById('epsilon').getAttribute('aria-valuetext') === '1.2'")
     assert page.locator("#answer").inner_html() != before
     assert "epsilon=" in page.url
-    delta = page.get_by_label("δ, the chance beyond it")
+    delta = page.get_by_label("δ, the probability outside it")
     delta.focus()
     page.keyboard.press("Home")
     page.wait_for_selector("text=This plan would be refused.")

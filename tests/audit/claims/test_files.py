@@ -71,7 +71,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "nohistory.json": ('{"privacy": {"target_delta": 1e-5, "sample_history": "no"}}', "is no list"),
     "nothing.json": ('{"privacy": {"target_delta": 1e-5, "sample_history": []}}', "nothing was recorded"),
     "rate.csv": ("noise_multiplier,steps,delta,sample_rate\n1.0,10,1e-5,2\n", "at most 1"),
-    "column.csv": ("noise,steps,delta\n1.0,10,1e-5\n", "unknown key"),
+    "column.csv": ("noise,steps,delta\n1.0,10,1e-5\n", "has no column noise_multiplier, has unknown columns (noise)"),
     "ragged.csv": ("noise_multiplier,steps,delta\n1.0,10\n", "one cell for each column"),
     "anchor.yaml": ("privacy: &a\n  dp_enabled: true\n", "is not plain YAML"),
     "tag.yaml": ("privacy: !!python/object/apply:os.system ['true']\n", "is not plain YAML"),

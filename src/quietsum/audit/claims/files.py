@@ -11,6 +11,7 @@ and NaN and infinity are no numbers.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -27,6 +28,7 @@ from quietsum.errors import InvalidParameter, QuietsumError, may_pass, printable
 __all__ = ["read_claim"]
 
 LARGEST = 1_000_000
+_NAMED = 5  # unknown columns that an error names
 NINE = frozenset(
     {
         "target_epsilon",
@@ -171,6 +173,7 @@ def _csv(text: str, path: Path) -> dict[str, Any]:
         rows = list(csv.DictReader(io.StringIO(text.strip()), strict=True))
     except csv.Error as error:
         raise InvalidParameter("claim", str(path), f"is not CSV: {_brief(error)}", "separate cells by commas") from None
+    _check_columns(list(rows[0]) if rows else [], path)
     found = []
     for number, row in enumerate(rows, start=2):
         if None in row or None in row.values():
@@ -179,6 +182,22 @@ def _csv(text: str, path: Path) -> dict[str, Any]:
             )
         found.append({name.strip(): number_of(cell.strip()) for name, cell in row.items() if cell.strip()})
     return {"system": "table", "title": path.stem, "settings": {"rows": found}}
+
+
+def _check_columns(names: list[Any], path: Path) -> None:
+    """Raise, once for the whole table, where its columns are not those of a table of trainings."""
+    from quietsum.audit.claims.dp_sgd import TableRow
+
+    fields = dataclasses.fields(TableRow)
+    needed = [field.name for field in fields if field.default is dataclasses.MISSING]
+    known, given = {field.name for field in fields}, [name.strip() for name in names if name is not None]
+    problems = [f"has no column {name}" for name in needed if name not in given]
+    if odd := [printable(name)[:40] for name in given if name not in known]:
+        more = f" and {len(odd) - _NAMED} more" if len(odd) > _NAMED else ""
+        problems.append(f"has unknown columns ({', '.join(odd[:_NAMED])}{more})")
+    if problems:
+        remedy = f"name its columns {', '.join(field.name for field in fields)}; {', '.join(needed)} are needed"
+        raise InvalidParameter("claim", str(path), f"is no table of trainings: it {', '.join(problems)}", remedy)
 
 
 def number_of(text: str) -> Any:

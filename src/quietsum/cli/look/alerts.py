@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quietsum.cli.shared import options as opt
-from quietsum.cli.shared.output import print_json, print_next
+from quietsum.cli.shared.output import print_json, print_next, text_width
 from quietsum.errors import CorruptState, InvalidParameter
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _print(shown: list[Line], run: str | None, where: list[str]) -> None:
         else:
             rest = ", ".join(f"{name} {value}" for name, value in line.values.items())
             text = printable(f"{when} {line.event}: {rest}" if rest else f"{when} {line.event}")
-        print(textwrap.fill(text, 80, subsequent_indent="  ", break_on_hyphens=False))
+        print(textwrap.fill(text, text_width(), subsequent_indent="  ", break_on_hyphens=False))
     if not shown:
         print("no alerts" + (f" of {run}" if run else ""))
     print_next(["alerts", "--verify", *where])
@@ -193,7 +193,7 @@ def _test(place: Path, policy: Path | None, as_json: bool) -> int:
         return 1 if failed else 0
     for sink, problem in told:
         words = f"error: {sink.name}: {problem}" if problem else f"{sink.name}: sent (for {sink.audience})"
-        print(textwrap.fill(words, 80, subsequent_indent="  "), file=sys.stderr if problem else sys.stdout)
+        print(textwrap.fill(words, text_width(), subsequent_indent="  "), file=sys.stderr if problem else sys.stdout)
     if failed:
         return 1
     if policy is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quietsum.cli.shared import options as opt
-from quietsum.cli.shared.output import figure, print_json, print_next
+from quietsum.cli.shared.output import figure, print_json, print_next, text_width
 from quietsum.validate import choice, optional
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def audit(
     if as_json:
         print_json({"run": run, **found.to_dict()})
     else:
-        print(textwrap.fill(found.sentence, 80), end="\n\n")
+        print(textwrap.fill(found.sentence, text_width()), end="\n\n")
         _show(found, "record")
         print(f"wrote {folder_of(run, place) / 'audit.json'}")
         print_next(["report", run, *([] if workspace is None else ["--workspace", workspace])])
@@ -82,7 +82,7 @@ def _attack(run: str, place: Workspace, as_json: bool, *, membership: bool) -> i
     if as_json:
         print_json({"run": run, **clients.to_dict()})
     else:
-        print(textwrap.fill(clients.sentence, 80), end="\n\n")
+        print(textwrap.fill(clients.sentence, text_width()), end="\n\n")
         if clients.estimate is not None and clients.estimate_range is not None:
             low, high = clients.estimate_range
             _line("estimate", f"ε ≈ {clients.estimate:.3g}, between {low:.3g} and {high:.3g}; no bound to either side")
@@ -92,17 +92,17 @@ def _attack(run: str, place: Workspace, as_json: bool, *, membership: bool) -> i
 
 
 def _line(name: str, text: str) -> None:
-    print(textwrap.fill(f"{name:<14} {text}", 80, subsequent_indent=" " * 15))
+    print(textwrap.fill(f"{name:<14} {text}", text_width(), subsequent_indent=" " * 15))
 
 
 def _show_membership(found: MembershipAudit) -> None:
-    print(textwrap.fill(found.sentence, 80), end="\n\n")
+    print(textwrap.fill(found.sentence, text_width()), end="\n\n")
     for one in found.scores:
         low, high = one.auc_interval
         _line(one.attack, f"AUC {one.auc:.3f}, between {low:.3f} and {high:.3f}; a coin has 0.5")
         for point in one.points:
             _line("", point.sentence)
-    print("\n" + textwrap.fill(found.stays, 80))
+    print("\n" + textwrap.fill(found.stays, text_width()))
 
 
 def _show(found: CanaryAudit, unit: str) -> None:

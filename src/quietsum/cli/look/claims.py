@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quietsum.cli.shared import options as opt
-from quietsum.cli.shared.output import figure, print_json, print_next
+from quietsum.cli.shared.output import figure, print_json, print_next, text_width
 from quietsum.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ def show(found: CheckedClaim) -> None:
     """A claim for people: stated and true, line by line, and what the difference comes from."""
     from quietsum.errors import printable
 
-    print(textwrap.fill(printable(found.file.title or f"settings of {found.file.system}"), 80))
+    print(textwrap.fill(printable(found.file.title or f"settings of {found.file.system}"), text_width()))
     if found.file.source:
-        print(textwrap.fill(f"from {printable(found.file.source)}", 80, subsequent_indent="  "))
+        print(textwrap.fill(f"from {printable(found.file.source)}", text_width(), subsequent_indent="  "))
     for line in found.lines:
         print()
         _show_line(line)
@@ -102,16 +102,18 @@ def _show_line(checked: CheckedLine) -> None:
         ("answer", _answer(checked)),
     ]
     for name, text in rows:
-        print(textwrap.fill(f"  {name:<8}{text}", 80, subsequent_indent=" " * 10))
+        print(textwrap.fill(f"  {name:<8}{text}", text_width(), subsequent_indent=" " * 10))
     for remark in checked.remarks:
         _show_remark(remark)
 
 
 def _show_remark(remark: Remark) -> None:
     text = f"{remark.kind}, {remark.name}: {remark.text}"
-    print(textwrap.fill(text, 80, initial_indent="  - ", subsequent_indent="    "))
+    print(textwrap.fill(text, text_width(), initial_indent="  - ", subsequent_indent="    "))
     if remark.instead:
-        print(textwrap.fill(f"instead: {remark.instead}", 80, initial_indent="    ", subsequent_indent="    "))
+        print(
+            textwrap.fill(f"instead: {remark.instead}", text_width(), initial_indent="    ", subsequent_indent="    ")
+        )
 
 
 def _bounds(checked: CheckedLine) -> str:
@@ -163,7 +165,7 @@ def _list(as_json: bool) -> int:
     for one in list_systems():
         print(f"{one.name}: {one.title}")
         for name, meaning in keys_of(one.settings).items():
-            print(textwrap.fill(f"{name}: {meaning}", 80, initial_indent="  ", subsequent_indent="      "))
+            print(textwrap.fill(f"{name}: {meaning}", text_width(), initial_indent="  ", subsequent_indent="      "))
         print()
     print_next(["check", "claim.toml"])
     return 0

@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from quietsum.cli.shared import options as opt
-from quietsum.cli.shared.output import print_json, print_next
+from quietsum.cli.shared.output import print_json, print_next, text_width
 
 if TYPE_CHECKING:
     from quietsum.cli.look.machine import Finding
@@ -45,7 +45,9 @@ def _show(found: list[Finding]) -> None:
         text = one.text + (f". {one.remedy[0].upper()}{one.remedy[1:]}" if one.state == "stops" else "")
         text += f" → {one.remedy}" if one.state == "note" and one.remedy else ""
         first = f"{_MARKS[one.state]:<6}{one.name:<15} "
-        print(textwrap.fill(text, 80, initial_indent=first, subsequent_indent=" " * 22, break_on_hyphens=False))
+        print(
+            textwrap.fill(text, text_width(), initial_indent=first, subsequent_indent=" " * 22, break_on_hyphens=False)
+        )
 
 
 def _conclude(stops: int) -> str:

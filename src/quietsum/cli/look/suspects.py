@@ -10,7 +10,7 @@ import typer
 
 from quietsum.cli.look.runs import RunArgument
 from quietsum.cli.shared import options as opt
-from quietsum.cli.shared.output import print_json, print_next, print_rows
+from quietsum.cli.shared.output import print_json, print_next, print_rows, text_width
 
 if TYPE_CHECKING:
     from quietsum.defence import Flag, Score
@@ -65,10 +65,10 @@ def suspects(
     where = [] if workspace is None else ["--workspace", workspace]
     if not flags:
         text = f"{folder.run} has judged no groups: only runs with aggregation.secure and aggregation.groups have some."
-        print(textwrap.fill(text, 80))
+        print(textwrap.fill(text, text_width()))
         print_next(["show", folder.run, *where])
         return
-    print(textwrap.fill(f"{left_out} of {len(flags)} groups were left out by the rule of {folder.run}.", 80))
+    print(textwrap.fill(f"{left_out} of {len(flags)} groups were left out by the rule of {folder.run}.", text_width()))
     if not left_out:
         print("So no party is suspected more than another.")
         print_next(["show", folder.run, *where])
@@ -83,7 +83,7 @@ def suspects(
         "--false-positive). A score is a suspicion, no finding about anybody: look before you exclude somebody, and "
         "keep this to yourself."
     )
-    print(f"\n{textwrap.fill(text, 80)}")
+    print(f"\n{textwrap.fill(text, text_width())}")
     print_next(["show", folder.run, *where])
 
 

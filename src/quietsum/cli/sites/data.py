@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quietsum.cli.shared import options as opt
-from quietsum.cli.shared.output import console, print_json, print_next
+from quietsum.cli.shared.output import console, print_json, print_next, text_width
 from quietsum.errors import InvalidParameter, printable
 
 if TYPE_CHECKING:
@@ -327,11 +327,12 @@ def _print_problem(problem: Problem, unit: str, *, shows: bool) -> None:
     word, style = ("error", "bold red") if problem.severity == "error" else ("look", "yellow")
     where = f" ({_where(problem, unit)})" if problem.count else ""
     about = f"{problem.column}: " if problem.column else ""
-    lines = textwrap.wrap(printable(f"{about}{problem.message}{where}"), 72, break_on_hyphens=False)
+    width = text_width() - 8
+    lines = textwrap.wrap(printable(f"{about}{problem.message}{where}"), width, break_on_hyphens=False)
     if shows and problem.examples:
-        lines += textwrap.wrap(f"for instance {', '.join(problem.examples)}", 72, break_on_hyphens=False)
+        lines += textwrap.wrap(f"for instance {', '.join(problem.examples)}", width, break_on_hyphens=False)
     if problem.remedy:
-        lines += textwrap.wrap(printable(problem.remedy), 72, break_on_hyphens=False)
+        lines += textwrap.wrap(printable(problem.remedy), width, break_on_hyphens=False)
     screen = console()
     for place, line in enumerate(lines):
         screen.print(Text.assemble((f"{word:6s} " if place == 0 else " " * 7, style), line), soft_wrap=True)
@@ -379,4 +380,4 @@ def _rate(looked: dict[str, Any]) -> float:
 
 
 def _say(words: str) -> None:
-    print(textwrap.fill(words, 80, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False))
+    print(textwrap.fill(words, text_width(), subsequent_indent="  ", break_on_hyphens=False, break_long_words=False))

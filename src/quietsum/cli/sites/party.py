@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from quietsum.cli.shared import options as opt
-from quietsum.cli.shared.output import layer_lines, print_json, print_next
+from quietsum.cli.shared.output import layer_lines, print_json, print_next, text_width
 from quietsum.cli.sites.status import introduce, lifetimes_of, print_budgets, print_draws, print_runs
 from quietsum.cli.train.flower import require_flower
 
@@ -155,10 +155,10 @@ def _books_to_read(policy: Policy) -> Iterator[Ledger | None]:
 
 
 def _say(words: str, *, indent: str = "", file: TextIO | None = None) -> None:
-    """At most 80 columns; paths and commands are not broken at their hyphens."""
+    """As wide as the screen, 80 columns at most; paths and commands are not broken at their hyphens."""
     print(
         textwrap.fill(
-            words, 80, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False,
+            words, text_width(), initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False,
             break_long_words=False,
         ),
         file=file or sys.stdout,
@@ -271,7 +271,11 @@ def _say_who_counts(policy: Policy, known: tuple[str, ...]) -> None:
     if policy.coordinator.ledger:
         return
     told = "no coordinator is pinned: the first one that this site enrols with counts"
-    print(textwrap.fill(f'{told}; pin it in the policy with coordinator.ledger = "{known[0] if known else "…"}"', 80))
+    print(
+        textwrap.fill(
+            f'{told}; pin it in the policy with coordinator.ledger = "{known[0] if known else "…"}"', text_width()
+        )
+    )
 
 
 @app.command()

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from quietsum.cli.shared.output import figure, print_rows
+from quietsum.cli.shared.output import figure, print_rows, text_width
 from quietsum.privacy import Neighbours, Observer
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ def lifetimes_of(policy: Policy, ledger: Ledger) -> dict[PrivacyUnit, Budget]:
 def introduce(policy: Policy, kept: Mapping[PrivacyUnit, Budget]) -> None:
     """The policy in words. ``kept`` are the ledger's lifetimes, which count; both are printed where they differ."""
     data = policy.dataset
-    print(textwrap.fill(f"{policy.name}: dataset {data.name}, {data.size:,} records (declared)", 80))
+    print(textwrap.fill(f"{policy.name}: dataset {data.name}, {data.size:,} records (declared)", text_width()))
     if data.public:
-        print(textwrap.fill(f"no record in it is protected: {data.public}", 80))
+        print(textwrap.fill(f"no record in it is protected: {data.public}", text_width()))
     for unit, allowed in policy.budgets.items():
         counts = kept.get(unit) or allowed.lifetime(unit)
         one = min(allowed.of_a_run, counts.epsilon)
@@ -38,19 +38,19 @@ def introduce(policy: Policy, kept: Mapping[PrivacyUnit, Budget]) -> None:
         if (counts.epsilon, counts.delta) != (allowed.epsilon, allowed.delta):
             said = f"the policy says ε ≤ {allowed.epsilon:g} per {unit} at δ = {allowed.delta:g}"
             indent = "    "
-            print(textwrap.fill(f"{indent}by the ledger, which counts; {said}", 80, subsequent_indent=indent))
+            print(textwrap.fill(f"{indent}by the ledger, which counts; {said}", text_width(), subsequent_indent=indent))
         if len(allowed.neighbours) < len(Neighbours):
             print(f"    between {' or '.join(allowed.neighbours)} neighbours")
         if Observer.SERVER not in policy.observers(unit):
             print("    against recipients of the model only: by noisy-sum the server sees updates")
     known = ", ".join(task.name for task in policy.tasks) or "none"
-    print(textwrap.fill(f"  tasks: {known}", 80, subsequent_indent="    "))
+    print(textwrap.fill(f"  tasks: {known}", text_width(), subsequent_indent="    "))
     if (asked := policy.questions) is not None:
         columns = ", ".join(column.name for column in asked.columns if column.kind != "identifier") or "no column"
         told = f"questions ({', '.join(asked.kinds)}) about {columns}: ε ≤ {asked.epsilon:g} per record for one file"
-        print(textwrap.fill(f"  {told}, {asked.day:g} a day", 80, subsequent_indent="    "))
-    print(textwrap.fill(f"  {policy.rules.demands}", 80, subsequent_indent="    "))
-    print(textwrap.fill(f"  {policy.rules.accepted}", 80, subsequent_indent="    "))
+        print(textwrap.fill(f"  {told}, {asked.day:g} a day", text_width(), subsequent_indent="    "))
+    print(textwrap.fill(f"  {policy.rules.demands}", text_width(), subsequent_indent="    "))
+    print(textwrap.fill(f"  {policy.rules.accepted}", text_width(), subsequent_indent="    "))
     trusted = "amplified by the server's draw" if policy.rules.trust_server_sampling else "without amplification"
     if "client" in policy.budgets:
         print(f"  the site as a whole is charged {trusted}")
@@ -72,7 +72,7 @@ def print_budgets(values: dict[str, Any]) -> None:
     print_rows(table)
     for line in values["budgets"]:
         if told := bound(line):
-            print(textwrap.fill(told, 80))
+            print(textwrap.fill(told, text_width()))
 
 
 def print_draws(values: dict[str, Any]) -> None:
@@ -80,7 +80,7 @@ def print_draws(values: dict[str, Any]) -> None:
     found = values["draws"]
     if found["sessions"]:
         told = f"random groups were drawn in {found['sessions']:,} sessions, {found['charged']:,} of them charged"
-        print(textwrap.fill(told, 80))
+        print(textwrap.fill(told, text_width()))
 
 
 def spent_share(line: dict[str, Any]) -> str:
@@ -140,4 +140,4 @@ def print_runs(values: dict[str, Any]) -> None:
             here = (values["site"], values["dataset"]["name"]) == (line["party"], line["dataset"])
             where = "" if here else f", as {line['party']} with dataset {line['dataset']}"
             against = "" if "server" in spent["observers"] else f", {_against(spent)}"
-            print(textwrap.fill(f"{text}{against}{where}", 80))
+            print(textwrap.fill(f"{text}{against}{where}", text_width()))

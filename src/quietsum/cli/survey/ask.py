@@ -13,7 +13,7 @@ import typer
 
 from quietsum.cli.shared import options as opt
 from quietsum.cli.shared.logs import watch_log
-from quietsum.cli.shared.output import console, print_json, print_next, print_warning
+from quietsum.cli.shared.output import console, print_json, print_next, print_warning, text_width
 from quietsum.cli.shared.signals import Interruption
 from quietsum.cli.train.flower import (
     PATIENCE,
@@ -130,7 +130,7 @@ def ask(
                 asked = _ask(plan, place, loaded.level if level is None else level, name, sites, same_rows, kept)
         except KeyboardInterrupt:
             text = "stopped: what was charged stays charged; quietsum ask --run shows answers if the run had got so far"
-            print(textwrap.fill(text, 80), file=sys.stderr)
+            print(textwrap.fill(text, text_width()), file=sys.stderr)
             return interruption.exit_code
     return _finish(asked, [*runtime.words, *where], output, plot, question, as_json, new=True)
 
@@ -201,7 +201,7 @@ def _look_at_tables(task: QuestionTask, resolved: ResolvedPlan) -> None:
         for told in task.oddities(facts.name):
             if "declared size" in told:
                 raise InvalidParameter(f"size of {facts.name}", facts.size, "is too small", told)
-            print(textwrap.fill(f"warning: {told}", 80), file=sys.stderr)
+            print(textwrap.fill(f"warning: {told}", text_width()), file=sys.stderr)
 
 
 def _introduce(loaded: QuestionFile, plan: Plan) -> None:
@@ -211,14 +211,14 @@ def _introduce(loaded: QuestionFile, plan: Plan) -> None:
     names = ", ".join(site.name for site in loaded.sites)
     promise = loaded.privacy
     told = "one noisy sum in all" if promise.secure else "one noisy sum of each site"
-    print(textwrap.fill(f"{printable(loaded.title) or 'questions'}: {names}; {told}", 80))
+    print(textwrap.fill(f"{printable(loaded.title) or 'questions'}: {names}; {told}", text_width()))
     whom = "record" if promise.person is None else f"person with up to {promise.person.max_records} records"
     count = len(loaded.questions)
     asks = "the question costs" if count == 1 else f"all {count} together cost"
     text = f"{asks} ε = {promise.epsilon:g} per {whom} at δ = {promise.delta:g}"
-    print(textwrap.fill(f"{text}; noise in the sum: {deviation_of(resolved):.4g}", 80))
+    print(textwrap.fill(f"{text}; noise in the sum: {deviation_of(resolved):.4g}", text_width()))
     for warning in resolved.warnings:
-        print(textwrap.fill(f"warning: {warning}", 80))
+        print(textwrap.fill(f"warning: {warning}", text_width()))
 
 
 def _resolve(plan: Plan) -> ResolvedPlan:
@@ -249,7 +249,7 @@ def _dry(loaded: QuestionFile, plan: Plan, as_json: bool, path: str) -> int:
         return 0
     _introduce(loaded, plan)
     for name, sentence, noise in rows:
-        print(textwrap.fill(f"{name}: {sentence}; a count of it has noise ±{1.96 * noise:.3g} (95 %)", 80))
+        print(textwrap.fill(f"{name}: {sentence}; a count of it has noise ±{1.96 * noise:.3g} (95 %)", text_width()))
     print("no site was asked and nothing was charged")
     print_next(["ask", path])
     return 0
@@ -287,7 +287,7 @@ def _finish(
         for facts in asked.resolved.parties
     )
     text = f"charged: ε = {limit.epsilon:g} per {limit.unit} at δ = {limit.delta:g}, once for the file, at {accounts}"
-    print(textwrap.fill(text, 80))
+    print(textwrap.fill(text, text_width()))
     written = [asked.folder.path / "answers.json"] if new else []
     for path in (*written, *(() if output is None else (output,))):
         print(f"wrote {path}")
@@ -316,7 +316,7 @@ def _show(answer: Answer, level: float) -> None:
         degrees = f"{test['degrees']:g} degree" + "s" * (test["degrees"] != 1)
         print(f"{kind}: χ² = {test['statistic']:.3f} on {degrees} of freedom, p = {test['p']:.2g}")
     for remark in answer.remarks:
-        print(textwrap.fill(remark, 80))
+        print(textwrap.fill(remark, text_width()))
 
 
 def in_figures(value: float, width: float) -> str:

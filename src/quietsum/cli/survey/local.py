@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from quietsum.cli.shared import options as opt
-from quietsum.cli.shared.output import print_json, print_next
+from quietsum.cli.shared.output import print_json, print_next, text_width
 from quietsum.cli.shared.signals import Interruption
 from quietsum.cli.survey.shuffle import amplify, shuffle
 from quietsum.errors import InvalidParameter, printable
@@ -593,4 +593,4 @@ def _try_out(made: Any, users: int, repeat: int, *, shares: bool) -> dict[str, A
 
 
 def _say(words: str) -> None:
-    print(textwrap.fill(words, 80, break_on_hyphens=False, break_long_words=False))
+    print(textwrap.fill(words, text_width(), break_on_hyphens=False, break_long_words=False))

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from quietsum.cli.shared import options as opt
-from quietsum.cli.shared.output import print_json, print_next
+from quietsum.cli.shared.output import print_json, print_next, text_width
 from quietsum.errors import InvalidParameter
 from quietsum.validate import positive
 
@@ -177,4 +177,8 @@ def _counting(quiet: bool) -> Iterator[Callable[[int], None]]:
 
 
 def _say(label: str, words: str) -> None:
-    print(textwrap.fill(words, 80, initial_indent=f"{label:<10}", subsequent_indent=" " * 10, break_on_hyphens=False))
+    print(
+        textwrap.fill(
+            words, text_width(), initial_indent=f"{label:<10}", subsequent_indent=" " * 10, break_on_hyphens=False
+        )
+    )

@@ -17,7 +17,7 @@ import typer
 
 from quietsum.cli.shared import options as opt
 from quietsum.cli.shared.logs import watch_log
-from quietsum.cli.shared.output import print_next, print_warning
+from quietsum.cli.shared.output import print_next, print_warning, text_width
 from quietsum.cli.shared.signals import ENDING, answering
 from quietsum.errors import InvalidParameter, QuietsumError
 
@@ -257,7 +257,10 @@ def superlink(
                 _serve(link, asked, keys / "parties.toml", folder)
         except GivenUp:
             pass
-        print(textwrap.fill(f"ended; sites wait, and find it again when it is started on {folder}", 80), flush=True)
+        print(
+            textwrap.fill(f"ended; sites wait, and find it again when it is started on {folder}", text_width()),
+            flush=True,
+        )
 
 
 def _say_where(link: SuperLink, keys: Path, folder: Path, insecure: bool) -> None:

@@ -86,10 +86,10 @@ def _refuse(refused: PlanRefused, as_json: bool) -> None:
     import sys
     import textwrap
 
+    from quietsum.cli.shared.output import print_json, text_width
+
     lines = str(refused).splitlines()
     if as_json:
-        from quietsum.cli.shared.output import print_json
-
         told = lines[:-1] if refused.nearest else lines  # the last one says in words what stands under its own key
         near = {"nearest": [dict(keys) for keys in refused.nearest]} if refused.nearest else {}
         print_json({"refusals": [line.strip() for line in told], **near})
@@ -97,7 +97,7 @@ def _refuse(refused: PlanRefused, as_json: bool) -> None:
     for line in lines:
         indent = "  " if line.startswith(" ") else ""
         text = f"error: {line}" if not indent else line
-        wrapped = textwrap.wrap(text.strip(), 79, initial_indent=indent, subsequent_indent=f"{indent}  ",
+        wrapped = textwrap.wrap(text.strip(), text_width(), initial_indent=indent, subsequent_indent=f"{indent}  ",
                                 break_long_words=False, break_on_hyphens=False)  # fmt: skip
         print("\n".join(wrapped), file=sys.stderr)
 

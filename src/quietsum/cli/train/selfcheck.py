@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quietsum.cli.shared import options as opt
-from quietsum.cli.shared.output import print_json, print_next
+from quietsum.cli.shared.output import print_json, print_next, text_width
 from quietsum.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _torch_step(task: Any, settings: dict[str, Any]) -> tuple[StepUnderTest, Any
 def show_report(report: CheckReport) -> None:
     """A report for people: the claim, a line a test, the answer."""
     claim = report.claim
-    print(textwrap.fill(f"{report.step}: one step claims", 80))
+    print(textwrap.fill(f"{report.step}: one step claims", text_width()))
     print(f"  one record moves the sum by at most  {claim['sensitivity']:g}")
     print(f"  noise multiplier                     {claim['noise_multiplier']:g}")
     print(f"  chance that a record is drawn        {claim['rate']:g}")
@@ -216,7 +216,9 @@ def show_report(report: CheckReport) -> None:
         print_next(["explain", "noise_multiplier"])
     else:
         names = ", ".join(finding.name for finding in report.failures)
-        print(textwrap.fill(f"The claim is false: {names}. Do not train protected records with this step.", 80))
+        print(
+            textwrap.fill(f"The claim is false: {names}. Do not train protected records with this step.", text_width())
+        )
 
 
 def finite_values(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Between a value and its TOML file: ``run.toml`` in, ``plan.toml`` out, and errors that name key and remedy.
 
 Reading is strict. An unknown key is an error that names its full path and the nearest right one, a text is no number,
-NaN is no number either, and an error lists all problems of a file, one a line: the full path of the key, what it holds,
+NaN is no number either, and an error lists the problems of a file, one a line: the full path of the key, what it holds,
 what to write instead. A site's ``policy.toml`` and the files of questions are read in the same way.
 """
 
@@ -28,6 +28,7 @@ __all__ = ["load_plan", "parse_toml", "plan_from_values", "read_plan", "read_tom
 
 _NEW = "write a fresh one with: quietsum new run.toml"
 LARGEST_FILE = 1_000_000
+_LISTED = 30  # problems of one file that an error lists
 
 
 # ------------------------------------------------------------------------------------------------ plans
@@ -42,6 +43,10 @@ def load_plan(source: str | os.PathLike[str]) -> Plan:
     ... ''')
     >>> plan.privacy.record.epsilon
     1.0
+    >>> load_plan('task.name = "heart"')
+    Traceback (most recent call last):
+    ...
+    quietsum.errors.InvalidParameter: plan = 'task.name = "heart"' is one line, no path; end it with a line break
     >>> load_plan('''
     ... [privacy]
     ... record = { epsilonn = 1.0 }
@@ -54,7 +59,17 @@ def load_plan(source: str | os.PathLike[str]) -> Plan:
         return _parse(source, "the plan")
     if not isinstance(source, str | os.PathLike):
         raise InvalidParameter("plan", source, "is neither a path nor a text", "pass the path of a run.toml")
+    if isinstance(source, str) and "=" in source and _reads_as_toml(source):
+        raise InvalidParameter("plan", source, "is one line, no path", "end it with a line break")
     return read_plan(source)
+
+
+def _reads_as_toml(text: str) -> bool:
+    """Whether a text is keys and values, and no name of a file that is there."""
+    try:
+        return bool(tomllib.loads(text)) and not os.path.lexists(text)
+    except (ValueError, RecursionError):
+        return False
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
@@ -85,7 +100,7 @@ def to_toml(plan: Plan) -> str:
 def value_of(kind: type[Any], values: Mapping[str, Any], *, where: str, remedy: str) -> Any:
     """The frozen value of class ``kind`` that plain values describe; ``where`` stands in front of the problems.
 
-    Raises :class:`~quietsum.errors.PlanRefused` with all problems, one a line.
+    Raises :class:`~quietsum.errors.PlanRefused` with its problems, one a line, thirty at most.
     """
     from pydantic import ValidationError
 
@@ -107,7 +122,10 @@ def value_of(kind: type[Any], values: Mapping[str, Any], *, where: str, remedy: 
         return found
     if len(problems) == 1:
         raise PlanRefused(f"{where}: {problems[0]}")
-    raise PlanRefused("\n".join([f"{where}: {len(problems)} problems", *(f"  {problem}" for problem in problems)]))
+    lines = [f"  {problem}" for problem in problems[:_LISTED]]
+    if len(problems) > _LISTED:
+        lines.append(f"  and {len(problems) - _LISTED} more; mend these first")
+    raise PlanRefused("\n".join([f"{where}: {len(problems)} problems", *lines]))
 
 
 def read_toml(path: str | os.PathLike[str], name: str, remedy: str) -> dict[str, Any]:

@@ -76,7 +76,7 @@ _WHOLE = (1.0, 2.0, 3.0, 4.0, 5.0, 7.0)
 SLIDERS = (
     Slider(name="epsilon", label="ε, the promise", about="Smaller is more private.", values=(*_decades(-1, 1), 15, 20),
            start=1.0),
-    Slider(name="delta", label="δ, the chance beyond it", about="At most 1 in ten times the number of units.",
+    Slider(name="delta", label="δ, the probability outside it", about="At most 1 in ten times the number of units.",
            values=tuple(reversed(_decades(-10, -2, (1.0, 3.0)))), start=1e-5, text="{:.0e}".format),
     Slider(name="rate", label="rate", about="The chance that a record is in a step, or a client in a round.",
            values=_decades(-3, 0), start=0.05),
