@@ -13,7 +13,7 @@ import pytest
 
 from quietsum.cli.look import machine
 from quietsum.cli.look.machine import Requirement, check_base, check_clock, check_extra, check_folder, check_python
-from scenes import invoke, one_line, quietsum
+from scenes import invoke, quietsum
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -157,8 +157,3 @@ def test_only_the_two_signs_that_the_doctor_reads_stand_in_our_ranges() -> None:
     (one,) = machine.read_requirements(['torch<3,>=2.6; extra == "train"'])
     assert (one.name, one.extra, one.text) == ("torch", "train", ">=2.6,<3")
     assert one.allows("2.13.0+cpu") and not one.allows("3.0") and not one.allows("2.5.9")
-
-
-def test_security_states_the_day_on_which_the_pins_were_looked_up() -> None:
-    text = one_line((ROOT / "SECURITY.md").read_text(encoding="utf-8"))
-    assert f"looked up on {PINS['audit']['date']}" in text

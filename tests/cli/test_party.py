@@ -70,7 +70,8 @@ def test_a_plan_is_held_against_the_policy_before_anybody_asks(
     assert not (tmp_path / "ledger.db").exists(), "looking writes nothing"
 
 
-def test_a_spent_budget_is_seen_before_anybody_asks(tmp_path: Path) -> None:
+def test_a_spent_budget_is_seen_before_anybody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")  # in a pipe each row of a table is one line
     plan = plan_of()
     places = places_for(plan, tmp_path)
     federation, _, services = remote(places)

@@ -11,9 +11,11 @@ versions that the tests ran with. A version outside of its range stops a run, an
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.metadata
 import importlib.resources
 import itertools
+import json
 import os
 import re
 import shutil
@@ -27,7 +29,7 @@ from typing import Any, Literal, final
 
 from quietsum.errors import printable
 
-__all__ = ["Finding", "examine", "read_pins"]
+__all__ = ["Finding", "describe_audit", "digest_of_pins", "examine", "read_pins"]
 
 State = Literal["fine", "note", "stops"]
 
@@ -220,9 +222,32 @@ def check_extra(
 def report_audit(pins: Mapping[str, Any]) -> Finding:
     """When the pins were last held against known vulnerabilities, by what, and what was left out."""
     audit = pins["audit"]
-    text = f"{audit['date']}, in {audit['source']}; {audit['open']}"
-    values = {**audit, "date": str(audit["date"])}
-    return Finding(name="pins looked up", state="note", text=text, remedy=audit["command"], values=values)
+    values = {**audit, "date": str(audit["date"]), "live": str(audit["live"])}
+    fine = audit["live"] != "never" and not audit["affected"] and not audit["open"] and _covers(pins)
+    return Finding(
+        name="pins looked up", state="fine" if fine else "note", text=describe_audit(pins), values=values,
+        remedy="" if fine else "pip-audit looks up what is installed here",
+    )  # fmt: skip
+
+
+def describe_audit(pins: Mapping[str, Any]) -> str:
+    """What the record of the last look-up says, without a word that it does not hold."""
+    audit = pins["audit"]
+    live = "never in a live database" if audit["live"] == "never" else f"last in live databases on {audit['live']}"
+    affected, left = (", ".join(audit[name]) or "none" for name in ("affected", "open"))
+    where = "" if audit["live"] == audit["date"] else f"; on {audit['date']}"
+    text = f"{live}{where} in {audit['source']}: {audit['pins']} pins, affected: {affected}"
+    text += f", not looked up: {left}" if audit["open"] else ""
+    return text if _covers(pins) else f"{text}. Pins have changed since"
+
+
+def digest_of_pins(pins: Mapping[str, str]) -> str:
+    """A digest of the pins, by which a record says which ones it is about."""
+    return hashlib.sha256(json.dumps(pins, sort_keys=True).encode()).hexdigest()
+
+
+def _covers(pins: Mapping[str, Any]) -> bool:
+    return str(pins["audit"]["digest"]) == digest_of_pins(pins["pins"])
 
 
 # ------------------------------------------------------------------------------------------------- machine
