@@ -26,7 +26,7 @@ from quietsum.learning.defaults import (
     settle_config,
     weigh_classes,
 )
-from quietsum.learning.input_scale import PACES, PLACES, choose_pace, count_lengths, count_seen
+from quietsum.learning.rows.input_scale import PACES, PLACES, choose_pace, count_lengths, count_seen
 from quietsum.learning.rows.records import Records
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.mechanisms import FAILURE_PER_DRAW

@@ -32,7 +32,7 @@ shifts the scores, the log of the weights is taken off the last bias when the mo
 (Menon et al. 2021, "Long-tail learning via logit adjustment"): for AUC nothing changes, and probabilities fit again.
 
 **Input scale.** One in five of those steps counts the lengths of the inputs instead, and short ones let the weights
-move further (:mod:`quietsum.learning.input_scale`).
+move further (:mod:`quietsum.learning.rows.input_scale`).
 
 Measured over nineteen models of ten data sets at ε 1, 3 and 8 in decision record 46; ``benchmarks/defaults.py``
 repeats it with what others' tutorials choose.
@@ -54,7 +54,7 @@ import torch
 from torch import Tensor, nn
 
 from quietsum.errors import CorruptState
-from quietsum.learning.input_scale import PACES, PLACES, choose_pace, count_lengths, count_seen
+from quietsum.learning.rows.input_scale import PACES, PLACES, choose_pace, count_lengths, count_seen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -118,14 +118,14 @@ def _rotate(word: Tensor, by: int) -> Tensor:
 def _kernel(device: torch.device) -> Any:
     """A function of key and number of blocks by triton, if it is there and right; else None: torch operations do it."""
     try:
-        from quietsum.learning.noise.chacha_kernel import on_card
+        from quietsum.learning.noise.chacha_kernel import draw_on_card
 
         key, some = bytes(range(KEY_BYTES)), 1000
-        right = torch.equal(on_card(key, some, device), _pair(blocks(key, some, device)).flatten())
+        right = torch.equal(draw_on_card(key, some, device), _pair(blocks(key, some, device)).flatten())
     except Exception as problem:  # no triton, no compiler, or a card that it does not know
         log.info("the keystream on %s is made by torch operations: %s", device, type(problem).__name__)
         return None
     if not right:
         log.warning("triton's keystream on %s is not ChaCha20; torch operations make it, which is slower", device)
         return None
-    return functools.partial(on_card, device=device)
+    return functools.partial(draw_on_card, device=device)

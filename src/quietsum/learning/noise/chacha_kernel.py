@@ -1,7 +1,7 @@
 """ChaCha20 on a card in one kernel: a block stays in registers from its first round to its last.
 
 :mod:`quietsum.learning.noise.chacha` says what is computed and compares the result with its own before using it. Triton
-comes with torch for cards; without it :func:`on_card` raises, and is not needed.
+comes with torch for cards; without it :func:`draw_on_card` raises, and is not needed.
 """
 # mypy: ignore-errors
 # ruff: noqa: N803  (triton reads annotations as they stand)
@@ -14,10 +14,10 @@ from torch import Tensor
 
 try:
     triton, tl = importlib.import_module("triton"), importlib.import_module("triton.language")
-except ImportError:  # the module can be read, and on_card raises
+except ImportError:  # the module can be read, and draw_on_card raises
     triton, tl = types.SimpleNamespace(jit=lambda function: function), types.SimpleNamespace(constexpr=None)
 
-__all__ = ["on_card"]
+__all__ = ["draw_on_card"]
 
 _BLOCKS = 256  # a program
 
@@ -86,7 +86,7 @@ def _chacha(out, fixed, total, SIZE: tl.constexpr):
     _store(out, place, total, 7, x14, x15, mask)
 
 
-def on_card(key: bytes, total: int, device: torch.device) -> Tensor:
+def draw_on_card(key: bytes, total: int, device: torch.device) -> Tensor:
     """The first ``total`` blocks under ``key``, nonce zero, as (8 · total) words of 64 bits in int64."""
     fixed = torch.frombuffer(bytearray(b"expand 32-byte k" + key), dtype=torch.int32).to(device)
     out = torch.empty(8 * total, dtype=torch.int64, device=device)
