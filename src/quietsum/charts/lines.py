@@ -49,7 +49,8 @@ class Chart:
     The legend states where each line ends; with a ``note``, which an SVG shows below the legend, it does not.
 
     ``x_marks`` are the ticks of the x axis where they are stated. ``y_from_zero`` keeps differences honest; scores that
-    all lie close together need it off to be distinguished. With ``share`` no y is
+    all lie close together need it off to be distinguished. ``x_from_zero`` does the same for the other axis, which then
+    ends at a tick. With ``share`` no y is
     above 1 or below 0: error bars are cut there, and a point beyond is refused.
     """
 
@@ -64,6 +65,7 @@ class Chart:
     y_from_zero: bool = True
     note: str = ""
     share: bool = False
+    x_from_zero: bool = False
     x_marks: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -91,6 +93,8 @@ class Chart:
     def x_scale(self) -> Scale:
         """From x values to [0, 1]."""
         values = [x for line in self.series for x, _ in line.points]
+        if self.x_from_zero and not self.x_log:
+            return Scale.around([*values, 0.0], log=False, rounded=True)
         return Scale.around(values, log=self.x_log)
 
     @property
@@ -116,6 +120,10 @@ def _cut_bars(line: Series) -> Series:
     return dataclasses.replace(line, bars=tuple((max(0.0, low), min(1.0, high)) for low, high in line.bars))
 
 
+_TOLD_APART = 0.01
+"""How long an axis is at least, of its largest value: a tick's label has four digits."""
+
+
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scale:
@@ -127,10 +135,16 @@ class Scale:
 
     @classmethod
     def around(cls, values: Sequence[float], *, log: bool, rounded: bool = False) -> Scale:
-        """The axis that shows all ``values``; ``rounded`` widens it to the next ticks."""
+        """The axis that shows all ``values``; ``rounded`` widens it to the next ticks.
+
+        Values that differ by less than their labels could tell get an axis that is wider than they need.
+        """
         low, high = min(values), max(values)
         if low == high:
             low, high = (low / 2, high * 2) if log else (min(0.0, low), high if high > 0 else low + 1.0)
+        least = _TOLD_APART * max(abs(low), abs(high))
+        if not log and high - low < least:
+            low, high = (low + high - least) / 2, (low + high + least) / 2
         scale = cls(low=low, high=high, log=log)
         if rounded and not log:
             step = _step(low, high, 5)

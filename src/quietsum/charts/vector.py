@@ -52,7 +52,9 @@ def svg(
     ``name`` begins the ids in it, which must differ on a page with several. Without ``styled`` the page brings
     :data:`STYLE`; without ``headed`` it brings the title, which then stands in the picture for screen readers only.
     """
-    left, right, bottom, head = 64, 24, 58, 58 if headed else 20
+    ticks = chart.y_scale.ticks(5)
+    left = max(64, 34 + 7 * max(len(number(tick)) for tick in ticks))  # long labels do not reach the axis' name
+    right, bottom, head = 24, 58, 58 if headed else 20
     legend, rows = _legend(chart, left, width - right, head)
     top = head + 22 * rows + (26 if chart.note else 8)
     across, down = width - left - right, height - top - bottom
@@ -73,7 +75,7 @@ def svg(
         f'  <rect class="paper" width="{width}" height="{height}" rx="8"/>',
         *([f'  <text class="title" x="{left}" y="32">{escape(chart.title)}</text>'] if headed else []),
     ]
-    for tick in y_scale.ticks(5):
+    for tick in ticks:
         _, y = at(x_scale.low, tick)
         parts.append(f'  <line class="grid" x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'  <text class="quiet" x="{left - 9}" y="{y + 4:.1f}" text-anchor="end">{number(tick)}</text>')
@@ -143,12 +145,13 @@ def interval_svg(
     shown: int | None = None,
     width: int = 760,
     styled: bool = True,
+    headed: bool = True,
     id_prefix: str = "chart",
 ) -> str:
     """Named values with error bars, (name, value, low, high), one below the other, as one self-contained SVG.
 
-    ``shown`` are the decimals of the values; if omitted, four at most. ``styled`` and ``id_prefix`` are ``styled`` and
-    ``name`` of :func:`svg`.
+    ``shown`` are the decimals of the values; if omitted, four at most. ``styled``, ``headed`` and ``id_prefix`` are
+    ``styled``, ``headed`` and ``name`` of :func:`svg`.
 
     >>> picture = interval_svg("answers", "share", [("yes", 0.6, 0.5, 0.7), ("no", 0.4, 0.3, 0.5)])
     >>> picture.count("<title"), "yes" in picture
@@ -156,8 +159,9 @@ def interval_svg(
     """
     if not rows or not all(math.isfinite(number) for _, *numbers in rows for number in numbers):
         raise InvalidParameter("rows", len(rows), "cannot be drawn", "give at least one row of finite numbers")
-    left = min(260, 40 + 7 * max(len(name) for name, *_ in rows))
-    right, top, line = 96, 88 if note else 62, 26
+    left = min(260, width * 2 // 5, 40 + 7 * max(len(name) for name, *_ in rows))
+    letters = max(8, (left - 22) // 7)
+    right, top, line = 96, 10 if not headed else 88 if note else 62, 26
     height = top + line * len(rows) + 58
     scale = Scale.around([0.0, *(number for _, *numbers in rows for number in numbers)], log=False, rounded=True)
 
@@ -176,16 +180,16 @@ def interval_svg(
         f'  <desc id="{id_prefix}-about">{escape(about)}</desc>',
         *([f"  <style>{STYLE}  </style>"] if styled else []),
         f'  <rect class="paper" width="{width}" height="{height}" rx="8"/>',
-        f'  <text class="title" x="24" y="32">{escape(title)}</text>',
-        f'  <text class="quiet" x="24" y="56">{escape(note)}</text>',
+        *([f'  <text class="title" x="24" y="32">{escape(title)}</text>'] if headed else []),
+        *([f'  <text class="quiet" x="24" y="56">{escape(note)}</text>'] if headed else []),
     ]
-    for tick in scale.ticks(6):
+    for tick in scale.ticks(6 if width > 500 else 3):
         x = at(tick)
         parts.append(f'  <line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{base}"/>')
         parts.append(f'  <text class="quiet" x="{x:.1f}" y="{base + 21}" text-anchor="middle">{number(tick)}</text>')
     for place, (name, value, low, high) in enumerate(rows):
         y = top + line * (place + 0.5)
-        label = name if len(name) <= 34 else f"{name[:33]}…"
+        label = name if len(name) <= letters else f"{name[: letters - 1]}…"
         ends = "".join(f"M{at(end):.1f},{y - 5:.1f}v10" for end in (low, high))
         parts += [
             f'  <text x="{left - 12}" y="{y + 4:.1f}" text-anchor="end">{escape(label)}</text>',

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from quietsum.charts import Chart, Gauge, Series, gauge_svg, svg
+from quietsum.charts import Chart, Gauge, Series, gauge_svg, interval_svg, svg
 from quietsum.privacy import PrivacyUnit
 from quietsum.runs import RunCourse
 
-__all__ = ["draw", "draw_frontier", "draw_gauge", "draw_spending", "draw_utility"]
+__all__ = ["draw", "draw_frontier", "draw_gauge", "draw_intervals", "draw_spending", "draw_utility"]
 
 MOST_POINTS: Final = 240
 """Points of a line: more are not seen, and each costs time."""
@@ -30,6 +30,15 @@ def draw(chart: Chart, name: str, *, height: int = 330) -> Markup:
 def draw_gauge(gauge: Gauge, name: str) -> Markup:
     """One budget."""
     return Markup(gauge_svg(gauge, name=name, styled=False))
+
+
+def draw_intervals(title: str, x_label: str, rows: Sequence[tuple[str, float, float, float]], name: str) -> Markup:
+    """Named values with their margins, for wide and for narrow screens; the page brings the title."""
+    wide, narrow = (
+        Markup(interval_svg(title, x_label, rows, styled=False, headed=False, width=width, id_prefix=f"{name}-{kind}"))
+        for kind, width in (("wide", 620), ("narrow", 390))
+    )
+    return Markup('<div class="wide">%s</div><div class="narrow">%s</div>') % (wide, narrow)
 
 
 def draw_utility(course: RunCourse, unit: PrivacyUnit, delta: float) -> Markup | None:
@@ -94,7 +103,7 @@ def draw_frontier(rows: Sequence[Mapping[str, Any]], score: str, unit: str, name
     positive = points[0][0] > 0 and points[-1][0] > 20 * points[0][0]
     chart = Chart(
         title=f"{score} over ε per {unit}", x_label=f"ε per {unit}", y_label=score.replace("_", " "), x_log=positive,
-        y_from_zero=False, share=share, series=tuple(series),
+        x_from_zero=not positive, y_from_zero=False, share=share, series=tuple(series),
     )  # fmt: skip
     return draw(chart, name)
 

@@ -12,14 +12,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from quietsum.audit import AUDIT, read_audit
-from quietsum.charts import interval_svg
 from quietsum.errors import QuietsumError, printable
 from quietsum.files import read_file
 from quietsum.report import Training, read_answers
 from quietsum.runs import RunFolder
 from quietsum.web.access import SANDBOX
 from quietsum.web.pages.runs import flatten, read_line
-from quietsum.web.pictures import draw_frontier
+from quietsum.web.pictures import draw_frontier, draw_intervals
 from quietsum.web.rendering import View, view_of
 
 __all__ = ["compare", "list_audits", "list_questions", "show_answers", "show_report"]
@@ -117,11 +116,7 @@ def _answer(values: dict[str, Any], place: int) -> dict[str, Any]:
         if all(math.isfinite(number) for number in row[1:]):
             rows.append(row)
     name, asks = printable(str(values.get("name", ""))), printable(str(values.get("asks", "")))
-    picture = None
-    if rows:
-        picture = Markup(
-            interval_svg(name, asks, rows[:ESTIMATES], styled=False, id_prefix=f"answer-{place}", width=620)
-        )
+    picture = draw_intervals(name, asks, rows[:ESTIMATES], f"answer-{place}") if rows else None
     return {
         "name": name, "asks": asks, "kind": printable(str(values.get("kind", ""))), "rows": rows, "picture": picture,
         "more": max(0, len(rows) - ESTIMATES), "remarks": [printable(str(text)) for text in values.get("remarks", ())],
