@@ -51,14 +51,15 @@ def compare(request: Request) -> Response:
     return view.page(
         request, "compare.html", rows=rows, pictures=pictures, wanted=wanted, named=bool(wanted),
         choices=[one.path.name for one in folders[:LISTED]], total=len(folders),
-        differing=[(key, [_shown(plan.get(key, "not stated")) for _, plan in plans]) for key in (keys if wanted else ())],
+        differing=[(key, [_write_setting(plan, key) for _, plan in plans]) for key in (keys if wanted else ())],
         plans=[name for name, _ in plans],
     )  # fmt: skip
 
 
-def _shown(value: Any) -> Any:
-    """A setting as a plan writes it."""
-    return str(value).lower() if isinstance(value, bool) else value
+def _write_setting(plan: Mapping[str, Any], key: str) -> str:
+    """A setting as a plan writes it, or that it is not stated."""
+    value = plan.get(key, "not stated")
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _compare(view: View, folder: RunFolder) -> dict[str, Any] | None:
