@@ -39,7 +39,8 @@ SCORES: Mapping[str, bool] = {
     **dict.fromkeys(
         ("accuracy", "balanced accuracy", "pixel accuracy", "accuracy mean of sites", "auc", "auroc", "auprc",
          "average precision", "f1", "dice", "iou", "precision", "recall", "concordance", "r2"), True),
-    **dict.fromkeys(("loss", "log loss", "cross entropy", "error", "perplexity", "mse", "rmse", "mae", "brier"), False),
+    **dict.fromkeys(("loss", "log loss", "cross entropy", "error", "perplexity", "mse", "rmse", "mae", "brier",
+                     "bits per byte"), False),
 }  # fmt: skip
 """Measures whose direction is known: whether more is better. Others see a score by one of these names alone:
 a task may call a score ``accuracy_Basel``."""

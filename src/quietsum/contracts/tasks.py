@@ -313,7 +313,10 @@ class TaskContract:
         task = self.task()
         party, params, orders = self.names(task)[0], task.initial(), self.orders()
         expected = task.train(party, params, orders, repeat_coins(1))
-        same = task.with_rows([party], lambda name, features, labels: (features, labels))
+        try:
+            same = task.with_rows([party], lambda name, features, labels: (features, labels))
+        except InvalidParameter:  # its records have no labels, a text's next bytes for instance
+            same = None
         if same is None:
             raise unittest.SkipTest("the records of this task cannot be replaced")
         self.check_same(same.train(party, params, orders, repeat_coins(1)), expected)

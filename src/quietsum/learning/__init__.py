@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         Silent as Silent,
     )
     from quietsum.learning.classifier import PrivateClassifier as PrivateClassifier
+    from quietsum.learning.clients.footprint import Footprint as Footprint, measure_footprint as measure_footprint
     from quietsum.learning.clients.local import LocalSteps as LocalSteps
     from quietsum.learning.clients.plain import fresh_model as fresh_model, train_plainly as train_plainly
     from quietsum.learning.clients.side_by_side import SideBySide as SideBySide
@@ -70,6 +71,11 @@ if TYPE_CHECKING:
         rows_of as rows_of,
     )
     from quietsum.learning.engines.rules import rule as rule
+    from quietsum.learning.libraries.adapters import (
+        fill_trained as fill_trained,
+        hash_frozen as hash_frozen,
+        save_trained as save_trained,
+    )
     from quietsum.learning.noise.gradient_noise import find_uncovered_norms as find_uncovered_norms
     from quietsum.learning.own_loop import (
         PoissonLoader as PoissonLoader,

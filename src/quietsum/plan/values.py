@@ -99,9 +99,16 @@ class TaskPlan:
     options: Mapping[str, Any] = key(
         "Passed to the task as it stands; what it means is the task's.", default_factory=Options
     )
+    base: str = key(
+        "SHA-256 of the weights that are not trained, beside adapters; every party compares it with its own.",
+        default="", later=True,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", Options(self.options))
+        if self.base and re.fullmatch(r"[0-9a-f]{64}", self.base) is None:
+            remedy = "write the 64 digits that quietsum plan prints, or leave it out where all weights are trained"
+            raise InvalidParameter("base", self.base, "is no SHA-256", remedy)
 
 
 @final

@@ -179,6 +179,11 @@ _SETS: Final = (
         source="the files aXX_sYY_eZZ_skeleton3D.txt of github.com/skyleBrains/covMSRAction3D, folder data",
         check=_late("quietsum.tasks.gallery.files.pose:check_sequences"),
     ),
+    DataSet(
+        name="text", title="the texts that document Python's standard library", folders=(), files=(),
+        licence="PSF-2.0 (Python Software Foundation)", source="comes with Python",
+        check=_late("quietsum.tasks.gallery.files.text:check_library"),
+    ),
 )  # fmt: skip
 
 DATASETS: Final[Mapping[str, DataSet]] = {known.name: known for known in _SETS}

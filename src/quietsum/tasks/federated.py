@@ -26,13 +26,16 @@ from numpy.typing import NDArray
 from quietsum.errors import InvalidParameter, QuietsumError, printable
 from quietsum.learning import (
     Batch,
+    Footprint,
     LocalSteps,
     Records,
     SideBySide,
     bound_people,
     fresh_model,
+    hash_frozen,
     keep_unchanged,
     losses_of,
+    measure_footprint,
     rehearse_model,
     rows_of,
     scoring,
@@ -136,6 +139,17 @@ class FederatedTorch(Task):
     def dimension(self) -> int:
         """How many weights are trained."""
         return self._steps.layout.dimension
+
+    @cached_property
+    def base(self) -> str:
+        """SHA-256 of the weights that are not trained, which no update holds; empty if all are."""
+        return hash_frozen(self._shown)
+
+    @cached_property
+    def footprint(self) -> Footprint | None:
+        """Measured on the task's made-up records; None without ``example()``."""
+        example = optional_part(self.task, "example")
+        return None if example is None else measure_footprint(self._shown, self.task.loss, tuple(example()))
 
     @cached_property
     def partition(self) -> splits.Partition:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from quietsum.aggregation import Trial
-    from quietsum.learning import CanaryRound
+    from quietsum.learning import CanaryRound, Footprint
     from quietsum.mechanisms import RandomSource
     from quietsum.plan import LocalOrders
 
@@ -174,6 +174,20 @@ class Task(_Described):
     @property
     def person(self) -> str | None:
         """What the task calls the person behind a record; empty if it has no word, None if it does not know people."""
+        return None
+
+    @property
+    def base(self) -> str:
+        """SHA-256 of the weights that the model has and that are not trained; empty if all are, or if there are none.
+
+        They stay where they are: an update holds the trained ones alone. So a plan names this hash, and whoever makes
+        the task compares it (:func:`quietsum.tasks.task_of`).
+        """
+        return ""
+
+    @property
+    def footprint(self) -> Footprint | None:
+        """The memory that a party's work takes; None if it is not known. Guarantees: no record is read."""
         return None
 
     # ------------------------------------------------------------------------------------- other ways to train

@@ -120,6 +120,7 @@ TRAINABLE: Final[Mapping[str, Callable[[Mapping[str, Any]], TorchTask]]] = {
     "fraud": _late("quietsum.tasks.gallery.fraud:FraudTask"),
     "cards": _late("quietsum.tasks.gallery.cards:CardsTask"),
     "pose": _late("quietsum.tasks.gallery.pose:PoseTask"),
+    "text": _late("quietsum.tasks.gallery.text:TextTask"),
 }
 """The torch tasks that quietsum brings, by name."""
 
@@ -195,7 +196,21 @@ def task_of(plan: Plan, *, device: str = "cpu") -> Task:
     """
     task = _task_of(plan, device)
     _check_person(task, plan)
+    _check_base(task, plan)
     return task
+
+
+def _check_base(task: Task, plan: Plan) -> None:
+    """Raise InvalidParameter if the weights that are not trained are other ones here than ``plan`` names."""
+    found, named = task.base, plan.task.base
+    if found == named:
+        return
+    if not named:
+        problem = f"is missing: {task.name} has weights that are not trained and do not travel"
+        raise InvalidParameter("task.base", named, problem, f'write base = "{found}" under [task]')
+    problem = f"are the frozen weights of the plan, and {task.name} has "
+    problem += f"others here ({found[:12]}…)" if found else "none here: all of it is trained"
+    raise InvalidParameter("task.base", f"{named[:12]}…", problem, "use the base model that the plan was made with")
 
 
 def _check_person(task: Task, plan: Plan) -> None:

@@ -157,6 +157,7 @@ def _facts(resolved: ResolvedPlan, task: Task, forecast: Forecast) -> list[tuple
         ("task", f"{plan.task.name}: {printable(task.title)}"),
         ("rounds", f"{federation.rounds}{spare}, {len(resolved.parties):,} parties, {resolved.dimension:,} parameters"),
     ]
+    facts += _model_lines(resolved, task)
     if federation.sampling.kind != "everyone":
         facts.append(("a round asks", f"{resolved.denominator:g} parties, {_draw(resolved)}"))
     facts += secure_facts(resolved)
@@ -178,6 +179,24 @@ def _facts(resolved: ResolvedPlan, task: Task, forecast: Forecast) -> list[tuple
         ("neighbours", plan.privacy.neighbours.value),
         ("method", whole.method),
     ]  # fmt: skip
+
+
+def _model_lines(resolved: ResolvedPlan, task: Task) -> list[tuple[str, str]]:
+    """What stays at a party, what travels, and the memory of its work."""
+    found, lines = task.footprint, []
+    if task.base and found is not None:
+        stays = f"{found.weights - found.trained:,} weights stay at home (SHA-256 {task.base[:12]}…)"
+        lines.append(("base model", f"{stays}, {found.trained:,} are trained and travel"))
+    if found is not None:
+        batch = max(_expected_batch(resolved, facts.name) for facts in resolved.parties)
+        needs = found.needed(batch, private=resolved.protected)
+        said = f"about {_large(needs)} beside Python and torch: {_large(found.weight_bytes)} of weights"
+        lines.append(("a party's memory", f"{said}, {_large(found.record_bytes)} a record in batches of {batch:,.0f}"))
+    return lines
+
+
+def _expected_batch(resolved: ResolvedPlan, party: str) -> float:
+    return resolved.rate_of(party) * resolved.facts_of(party).size
 
 
 def _draw(resolved: ResolvedPlan) -> str:
@@ -441,6 +460,17 @@ def _noise_sentence(resolved: ResolvedPlan) -> str:
 # ---------------------------------------------------------------------------------------------- programs
 
 
+def _footprint_values(resolved: ResolvedPlan, task: Task) -> dict[str, Any] | None:
+    found = task.footprint
+    if found is None:
+        return None
+    batches = {facts.name: _expected_batch(resolved, facts.name) for facts in resolved.parties}
+    return {
+        "weights": found.weights, "trained": found.trained, "base": task.base, "record_bytes": found.record_bytes,
+        "bytes": {name: found.needed(batch, private=resolved.protected) for name, batch in batches.items()},
+    }  # fmt: skip
+
+
 def _print_values(resolved: ResolvedPlan, task: Task, answer: Rehearsal) -> None:
     import dataclasses
 
@@ -462,6 +492,7 @@ def _print_values(resolved: ResolvedPlan, task: Task, answer: Rehearsal) -> None
         "plan": resolved.plan.to_dict(),
         "digest": resolved.plan.digest,
         "task": {"name": resolved.plan.task.name, "title": task.title, "dimension": resolved.dimension},
+        "footprint": _footprint_values(resolved, task),
         "parties": [
             {
                 **dataclasses.asdict(facts),
