@@ -19,7 +19,7 @@ from quietsum.learning.clipping import Flat  # noqa: E402
 from quietsum.learning.engines.protocol import engine_for  # noqa: E402
 from quietsum.plan import FederationPlan, Plan, TaskPlan  # noqa: E402
 from quietsum.tasks import FederatedTorch, task_of, trainable_task  # noqa: E402
-from quietsum.tasks.gallery.byte_transformer import MARK, encode  # noqa: E402
+from quietsum.tasks.gallery.byte_transformer import MARK, encode_text  # noqa: E402
 from quietsum.tasks.gallery.files.text import KINDS, find_documents, read_library  # noqa: E402
 from quietsum.tasks.gallery.text import TextTask, next_byte_loss  # noqa: E402
 
@@ -66,8 +66,8 @@ def test_a_document_of_any_length_is_one_record_of_one_public_shape() -> None:
     (tokens,) = task.records()
     assert tokens.shape == (task.size, 49) and bool((tokens[:, 0] == MARK).all())
     assert max(len(one.text.encode()) for one in read_library()) > 5_000
-    assert encode("x" * 5_000, 48)[1:].tolist() == [ord("x")] * 48
-    assert encode("", 4).tolist() == [MARK] * 5
+    assert encode_text("x" * 5_000, 48)[1:].tolist() == [ord("x")] * 48
+    assert encode_text("", 4).tolist() == [MARK] * 5
 
 
 def test_parts_follow_from_the_text_alone_and_share_no_text() -> None:
@@ -97,13 +97,13 @@ def test_the_clipped_sum_is_that_of_a_loop(options: dict[str, Any]) -> None:
 def test_padding_and_numbers_that_are_no_bytes_add_nothing() -> None:
     task = TextTask(length=16)
     model = task.model().double()
-    short = encode("A short one", 16)[None]
+    short = encode_text("A short one", 16)[None]
     alone = next_byte_loss(model, (short,))
     kept = int((short[0, 1:] != MARK).sum())
     scores = model(short)[0, 0].log_softmax(-1)
     by_hand = -sum(float(scores[place, int(short[0, place + 1])].detach()) for place in range(kept)) / kept
     assert float(alone.detach()) == pytest.approx(by_hand)
-    assert float(next_byte_loss(model, (encode("", 16)[None],)).detach()) == 0
+    assert float(next_byte_loss(model, (encode_text("", 16)[None],)).detach()) == 0
     odd = torch.full((1, 17), 30_000, dtype=torch.int16)
     assert not next_byte_loss(model, (odd,)).any() and not next_byte_loss(model, (-odd,)).any()
     both = next_byte_loss(model, (torch.cat([odd, short]),))
@@ -241,8 +241,8 @@ def test_the_memory_of_a_party_counts_weights_and_records() -> None:
     assert short.weight_bytes == 4 * short.weights
     assert 3 * short.record_bytes < long.record_bytes < 6 * short.record_bytes
     assert adapted.trained < short.trained / 10 and adapted.weights > short.weights
-    assert short.needed(100.0) - short.needed(0.0) == 160 * short.record_bytes
-    assert short.needed(1e9) == short.needed(1e8)  # no forward pass holds more than a block of records
+    assert short.sum_needed(100.0) - short.sum_needed(0.0) == 160 * short.record_bytes
+    assert short.sum_needed(1e9) == short.sum_needed(1e8)  # no forward pass holds more than a block of records
 
 
 def test_it_is_registered() -> None:

@@ -180,8 +180,8 @@ class Task(_Described):
     def base(self) -> str:
         """SHA-256 of the weights that the model has and that are not trained; empty if all are, or if there are none.
 
-        They stay where they are: an update holds the trained ones alone. So a plan names this hash, and whoever makes
-        the task compares it (:func:`quietsum.tasks.task_of`).
+        They stay where they are: an update holds the trained ones alone. So a plan names this hash, and
+        every process that makes the task compares it (:func:`quietsum.tasks.task_of`).
         """
         return ""
 

@@ -189,7 +189,7 @@ def _model_lines(resolved: ResolvedPlan, task: Task) -> list[tuple[str, str]]:
         lines.append(("base model", f"{stays}, {found.trained:,} are trained and travel"))
     if found is not None:
         batch = max(_expected_batch(resolved, facts.name) for facts in resolved.parties)
-        needs = found.needed(batch, private=resolved.protected)
+        needs = found.sum_needed(batch, private=resolved.protected)
         said = f"about {_large(needs)} beside Python and torch: {_large(found.weight_bytes)} of weights"
         lines.append(("a party's memory", f"{said}, {_large(found.record_bytes)} a record in batches of {batch:,.0f}"))
     return lines
@@ -467,7 +467,7 @@ def _footprint_values(resolved: ResolvedPlan, task: Task) -> dict[str, Any] | No
     batches = {facts.name: _expected_batch(resolved, facts.name) for facts in resolved.parties}
     return {
         "weights": found.weights, "trained": found.trained, "base": task.base, "record_bytes": found.record_bytes,
-        "bytes": {name: found.needed(batch, private=resolved.protected) for name, batch in batches.items()},
+        "bytes": {name: found.sum_needed(batch, private=resolved.protected) for name, batch in batches.items()},
     }  # fmt: skip
 
 

@@ -42,7 +42,7 @@ class Footprint:
     trained_bytes: int
     record_bytes: int
 
-    def needed(self, expected_batch: float, *, private: bool = True) -> int:
+    def sum_needed(self, expected_batch: float, *, private: bool = True) -> int:
         """About how many bytes a step on batches of this expected size takes."""
         most = math.ceil(expected_batch + 6 * math.sqrt(max(expected_batch, 0.0)))
         vectors = (4 if private else 2) * self.trained_bytes + 2 * 8 * self.trained

@@ -10,7 +10,7 @@ one record at a time.
 With ``adapters`` only matrices of that rank are trained beside the frozen linear layers (LoRA: Hu et al. 2022).
 
 >>> model = ByteTransformer(width=16, depth=1, heads=2, length=8, outputs=257)
->>> tuple(model(torch.stack([encode("What comes next?", 16)] * 5)).shape)
+>>> tuple(model(torch.stack([encode_text("What comes next?", 16)] * 5)).shape)
 (5, 2, 8, 257)
 >>> adapted = with_adapters(model, rank=2)
 >>> sum(one.numel() for one in adapted.parameters() if one.requires_grad)
@@ -25,16 +25,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["MARK", "VOCABULARY", "ByteTransformer", "LowRank", "encode", "with_adapters"]
+__all__ = ["MARK", "VOCABULARY", "ByteTransformer", "LowRank", "encode_text", "with_adapters"]
 
 MARK: Final = 256
 VOCABULARY: Final = 257
 
 
-def encode(text: str, most: int) -> Tensor:
+def encode_text(text: str, most: int) -> Tensor:
     """The mark, then the first ``most`` bytes of ``text``, filled up with marks: ``most + 1`` numbers.
 
-    >>> encode("née", 6).tolist()
+    >>> encode_text("née", 6).tolist()
     [256, 110, 195, 169, 101, 256, 256]
     """
     found = torch.full((most + 1,), MARK, dtype=torch.int16)
@@ -80,7 +80,7 @@ class _Block(nn.Module):
 
 @final
 class ByteTransformer(nn.Module):
-    """From records of :func:`encode`, (n, W L + 1), to ``outputs`` numbers for each byte, or with ``whole`` for each.
+    """From records of :func:`encode_text`, (n, W L + 1), to ``outputs`` numbers a byte, or with ``whole`` a record.
 
     Numbers that are no bytes are taken for marks.
     """

@@ -34,8 +34,8 @@ from torch.nn import functional
 from quietsum.errors import CorruptState, DataMissing, InvalidParameter
 from quietsum.learning import cross_entropy
 from quietsum.tasks.checks import check_options
-from quietsum.tasks.gallery.byte_transformer import MARK, VOCABULARY, ByteTransformer, encode, with_adapters
-from quietsum.tasks.gallery.files.text import KINDS, Document, read_folder, read_library
+from quietsum.tasks.gallery.byte_transformer import MARK, VOCABULARY, ByteTransformer, encode_text, with_adapters
+from quietsum.tasks.gallery.files.text import KINDS, Document, read_documents, read_library
 from quietsum.tasks.protocol import Metrics, Settings
 from quietsum.tasks.roots import check_root
 from quietsum.tasks.scores import majority
@@ -152,7 +152,7 @@ class TextTask:
     @functools.cached_property
     def _documents(self) -> tuple[Document, ...]:
         if self._folder is not None:
-            return read_folder(self._folder)
+            return read_documents(self._folder)
         part = _parts(read_library())
         chosen = part == 0 if self.evaluate_on == "validation" else part != 2
         return tuple(one for one, trains in zip(read_library(), chosen.tolist(), strict=True) if trains)
@@ -227,13 +227,13 @@ class TextTask:
 
     def _read_scored(self) -> Sequence[Document]:
         if self._scored is not None:
-            return read_folder(self._scored)
+            return read_documents(self._scored)
         wanted = 2 if self.evaluate_on == "test" else 1
         return [one for one, part in zip(read_library(), _parts(read_library()), strict=True) if part == wanted]
 
     def _tensors(self, documents: Sequence[Document]) -> tuple[Tensor, ...]:
         most = self.length * self.windows
-        tokens = torch.stack([encode(one.text, most) for one in documents])
+        tokens = torch.stack([encode_text(one.text, most) for one in documents])
         if self.predict == "next":
             return (tokens,)
         return tokens, torch.tensor([one.kind for one in documents], dtype=torch.int64)

@@ -26,7 +26,7 @@ from typing import Final, final
 
 from quietsum.errors import DataMissing
 
-__all__ = ["KINDS", "Document", "check_library", "find_documents", "read_folder", "read_library"]
+__all__ = ["KINDS", "Document", "check_library", "find_documents", "read_documents", "read_library"]
 
 KINDS: Final = ("module", "class", "function")
 """What a text of the standard library is about: the classes of the task."""
@@ -85,7 +85,7 @@ def check_library(folder: Path) -> str:
     return f"{len(documents):,} documents of {len({one.site for one in documents})} modules"
 
 
-def read_folder(folder: Path) -> tuple[Document, ...]:
+def read_documents(folder: Path) -> tuple[Document, ...]:
     """The documents of a folder. What cannot be read as a document is an empty one, so that it counts as zero."""
     if not folder.is_dir():
         raise DataMissing(f"{folder} is not there; name the folder that holds *.txt or *.jsonl")
