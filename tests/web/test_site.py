@@ -47,6 +47,7 @@ def test_it_says_what_was_spent_and_for_whom(policy: Path) -> None:
     text = show(policy)
     assert status["runs"] and all(row["run"] in text for row in status["runs"])
     assert "cleveland" in text and "Nothing was refused." in text
+    assert "held by its own ε" in text
     for row in status["runs"]:
         assert f" {row['reserved']} {row['committed']} " in text
 
