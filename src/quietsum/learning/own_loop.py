@@ -19,6 +19,9 @@ from quietsum.learning.checks.before_training import check_step
 from quietsum.learning.checks.moved import FirstStep, refuse_dropped
 from quietsum.learning.config import PrivacyConfig, plan_training
 from quietsum.learning.defaults import has_classes, settle_config
+from quietsum.learning.distributed.agreement import describe_training, match_processes
+from quietsum.learning.distributed.processes import find_processes
+from quietsum.learning.distributed.wrapped import refuse_wrapped
 from quietsum.learning.engines.batch_mixing import refuse_mixing
 from quietsum.learning.engines.protocol import Batch, Loss, trainable
 from quietsum.learning.rehearsal import rehearse_model, rehearse_step
@@ -48,7 +51,8 @@ def make_private(
 
     ``example``, ``check_labels`` and ``selfcheck`` are those of :class:`~quietsum.learning.trainer.PrivateTrainer`. The
     model is checked in the mode in which it is, and must be stepped in that mode: call ``model.train()`` before. What
-    is trained is fixed here too: ``optimizer`` must hold every parameter that requires a gradient.
+    is trained is fixed here too: ``optimizer`` must hold every parameter that requires a gradient. Several processes of
+    ``torch.distributed`` make one training together, if each runs the same loop.
 
     Guarantees: the weights that ``step()`` makes cost :meth:`PrivateOptimizer.guarantee`. Nothing else does. The batch
     in your hand is a copy of *private records*: no change to it reaches the step, but a loss, a count or a picture that
@@ -66,12 +70,14 @@ def make_private(
     >>> optimizer.guarantee().epsilon <= 3.0
     True
     """
+    refuse_wrapped(model)
     refuse_mixing(model)
     trainable(model)
     _refuse_optimizer(model, optimizer, config)
     named = read_named(data, None, example, model=model, loss=loss, size_is_private=config.size_is_private)
     data, example, loss = named.data, named.example, named.loss
-    records = Records.of(data, example=example, size_is_private=config.size_is_private)
+    processes = find_processes()
+    records = Records.of(data, quiet=not processes.first, example=example, size_is_private=config.size_is_private)
     device = next(model.parameters()).device
     rehearse_model(model, loss, records, device, check_labels=check_labels)
     refuse_dropped(model, loss, records.make_up(device), trainable(model)[1])
@@ -81,7 +87,10 @@ def make_private(
     rehearse_step(step, records, device)
     if selfcheck:
         check_step(model, loss, config, plan, records, device)
-    loader = PoissonLoader(records, step, Spending(plan), _AsChecked(model, optimizer, step))
+    match_processes(processes, records, describe_training(model, loss, config, optimizer))
+    processes.spread(list(model.state_dict().values()))
+    step.processes = processes
+    loader = PoissonLoader(records, step, Spending(plan, processes=processes), _AsChecked(model, optimizer, step))
     return model, PrivateOptimizer(optimizer, loader), loader
 
 
@@ -169,7 +178,8 @@ class PoissonLoader:
 
     Where a loader's workers read, some draws are charged and read ahead; a loop that is left early goes on with them.
 
-    What is yielded is a copy, and private: see :func:`make_private`.
+    What is yielded is a copy, and private: see :func:`make_private`. Each of several processes
+    gets its share of a batch.
     """
 
     def __init__(self, records: Records, step: PrivateStep, spending: Spending, checked: _AsChecked) -> None:
@@ -178,6 +188,11 @@ class PoissonLoader:
         self._batches: Generator[tuple[Any, Batch], None, None] | None = None
         self._used = spending.charged
         self.pending: Batch | None = None
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the step that was charged last is the last one of an epoch, or of the plan."""
+        return self.spending.left <= 0 or self.spending.charged % len(self) == 0
 
     def __len__(self) -> int:
         return self.spending.plan.steps_per_epoch
@@ -264,6 +279,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
         self.zero_grad()
         if began is not None:
             self._confirmed = began.confirm(known_rule=type(self.inner).__module__.startswith("torch.optim"))
+        if self._loader.is_at_end:
+            self._loader.step.processes.compare(parameters, now=True)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget gradients; always to None, so that one of zeros is not taken for one of yours."""

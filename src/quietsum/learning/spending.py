@@ -15,6 +15,7 @@ from typing import Any, final
 
 from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, PlanRefused, QuietsumError, UnsupportedEvent
 from quietsum.learning.config import PrivacyConfig, TrainingSchedule
+from quietsum.learning.distributed.processes import OneProcess, Processes
 from quietsum.learning.saving import read_model_header
 from quietsum.learning.schedules import Stage, run_event
 from quietsum.ledger import (
@@ -56,11 +57,19 @@ __all__ = [
 class Spending:
     """How many steps of a schedule were charged. The count only grows, and it grows before the steps that it pays for.
 
-    With ``books`` every charge is written to a ledger first; without, the run's own count is all there is.
+    With ``books`` every charge is written to a ledger first; without, the run's own count is all there is. Of several
+    ``processes`` the first one writes, and the others wait for it: one training is charged once.
     """
 
-    def __init__(self, plan: TrainingSchedule, charged: int = 0, books: TrainingBooks | None = None) -> None:
+    def __init__(
+        self,
+        plan: TrainingSchedule,
+        charged: int = 0,
+        books: TrainingBooks | None = None,
+        processes: Processes | None = None,
+    ) -> None:
         self.plan, self.charged, self._books = plan, charged, books
+        self._processes = OneProcess() if processes is None else processes
 
     @property
     def left(self) -> int:
@@ -70,11 +79,14 @@ class Spending:
     def charge(self, stage: Stage, steps: int) -> Receipt | None:
         """Charge the next ``steps`` steps, all of ``stage``; returns the ledger's receipt, to be committed."""
         whole_number("steps", steps, 1)
-        receipt = None
-        if self._books is not None:
-            receipt = self._books.reserve(self.charged, self.plan.chunk_event(stage, steps), steps)
+        receipt = self._processes.do("the charge", lambda: self._reserve(stage, steps))
         self.charged += steps
         return receipt
+
+    def _reserve(self, stage: Stage, steps: int) -> Receipt | None:
+        if self._books is None:
+            return None
+        return self._books.reserve(self.charged, self.plan.chunk_event(stage, steps), steps)
 
     def so_far(self, delta: float | None = None) -> Guarantee:
         """ε of what was charged, if the schedule runs as planned, at the plan's δ unless another one is asked for."""

@@ -34,6 +34,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.learning.clipping import Automatic, Clip, Flat, FlatL1, PerLayer, QuantileClip
 from quietsum.learning.config import PrivacyConfig, TrainingSchedule
 from quietsum.learning.defaults import Balance, settle_config
+from quietsum.learning.distributed.processes import OneProcess, Processes
 from quietsum.learning.engines.batch_mixing import SteadyEngine
 from quietsum.learning.engines.protocol import Batch, Engine, Loss, engine_for, rows_of
 from quietsum.learning.noise.gradient_noise import TorchNoise
@@ -133,6 +134,8 @@ class PrivateStep:
         self._small = 0
         self.balance: Balance | None = None
         """Weights of records by class, 1 at most, so that the bound on one record's part stands."""
+        self.processes: Processes = OneProcess()
+        """Those that make this step together: each clips its share of a draw, and one adds the noise."""
         if adaptive is not None and (scaled is None or mechanism.law != "gaussian"):
             problem = "needs Gaussian noise and a loss that can be rescaled"
             raise InvalidParameter("clipping", "adaptive", problem, "use noise_type='gaussian'")
@@ -218,11 +221,11 @@ class PrivateStep:
     # -------------------------------------------------------------------------------------------- the step
 
     def sample(self, population: int) -> NDArray[np.int64]:
-        """The indices of one Poisson batch; empty is an answer."""
-        return self.sampling.draw(population, self._rng)
+        """The indices of one Poisson batch, or this process's share of one; empty is an answer."""
+        return self.processes.share_out(lambda: self.sampling.draw(population, self._rng))
 
     def deterministic(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Σ clip(∇ℓ_i), before noise. Private."""
+        """Σ clip(∇ℓ_i) over the rows of this process, before noise. Private."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what a batch makes a library say is a fact about the batch
             weighed = [(1.0, batch)] if self.balance is None else self.balance.parts(batch)
@@ -283,7 +286,8 @@ class PrivateStep:
                 with contextlib.suppress(Exception):
                     found = found + self.balance.one_hot(tuple(part[row : row + 1] for part in batch))
         device = self.engine.parameters[0].device
-        (noisy,) = self.mechanism.add((found.to(device) * self.sensitivity,))
+        sums = (found.to(device) * self.sensitivity,)
+        (noisy,) = self.processes.release(sums, self.mechanism.add, sums)
         self.balance.take(noisy.cpu() / self.sensitivity)
 
     def gradient(self, batch: Batch, *, released: int | None = None) -> tuple[Tensor, ...]:
@@ -291,19 +295,25 @@ class PrivateStep:
 
         This may be seen.
         """
-        noisy = self.mechanism.add(self.deterministic(batch)[:released])
-        found = tuple(
-            part.div_(self.expected_batch).to(parameter.dtype)
-            for part, parameter in zip(noisy, self.engine.parameters[:released], strict=True)
-        )
-        if self.adaptive is not None and self.scaled is not None:
-            self.scaled.max_norm = self.adaptive.next_norm(
-                self.scaled.max_norm, small=self._small, batch=rows_of(batch), expected_batch=self.expected_batch
-            )
+        parameters = self.engine.parameters[:released]
+        self.processes.compare(parameters)
+        found = self.processes.release(self.deterministic(batch)[:released], self._make_release, parameters)
+        adaptive, scaled = self.adaptive, self.scaled
+        if adaptive is not None and scaled is not None:
+            small, rows = self.processes.add_counts(self._small, rows_of(batch))
+            scaled.max_norm = self.processes.decide("the clip norm", lambda: adaptive.next_norm(
+                scaled.max_norm, small=small, batch=rows, expected_batch=self.expected_batch
+            ))  # fmt: skip
             self.mechanism = self.mechanism.rescale(
-                noise_multiplier=self.mechanism.noise_multiplier, sensitivity=self.scaled.max_norm
+                noise_multiplier=self.mechanism.noise_multiplier, sensitivity=scaled.max_norm
             )
         return found
+
+    def _make_release(self, sums: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(
+            part.div_(self.expected_batch).to(parameter.dtype)
+            for part, parameter in zip(self.mechanism.add(sums), self.engine.parameters[: len(sums)], strict=True)
+        )
 
 
 def build_step(

@@ -47,6 +47,9 @@ from quietsum.learning.defaults import (
     make_balance,
     settle_config,
 )
+from quietsum.learning.distributed.agreement import describe_training, match_processes, share_checkpoint
+from quietsum.learning.distributed.processes import OneProcess, Processes, find_processes
+from quietsum.learning.distributed.wrapped import refuse_others, refuse_wrapped
 from quietsum.learning.engines.batch_mixing import refuse_mixing
 from quietsum.learning.engines.hooks import refuse_hooks
 from quietsum.learning.engines.protocol import Loss, trainable
@@ -69,7 +72,7 @@ from quietsum.learning.spending import (
 )
 from quietsum.learning.step import PrivateStep, build_step, cross_entropy
 from quietsum.learning.validation import UNPROTECTED, chance, check_validation, score_model
-from quietsum.ledger import PRICING, check_rows
+from quietsum.ledger import PRICING, Receipt, check_rows
 from quietsum.mechanisms import RandomSource
 from quietsum.privacy import Guarantee
 from quietsum.validate import positive, whole_number
@@ -176,6 +179,10 @@ class PrivateTrainer:
     owner's to close. With ``audit`` the training carries canaries, made-up records that change neither the model's law
     nor what it costs, and :attr:`canaries` is what :func:`quietsum.audit.judge_canaries` goes by. ``rng`` is for tests.
 
+    Several processes of ``torch.distributed``, as ``torchrun`` starts them, make one training together, with one draw,
+    one noise and one charge (:mod:`quietsum.learning.distributed.processes`). Each must be given the same model,
+    settings and whole data set; the first one alone has the workspace, the scores, the callbacks and the alerts.
+
     What is raised before the first charge speaks to the holder of the data. One such error knows a record: labels that
     are no classes of the model (:class:`~quietsum.learning.rows.records.LabelsOutOfRange`). It says neither which nor
     how many, it is written nowhere, and it must not be passed on. Where others would see that a run was refused, say
@@ -212,6 +219,7 @@ class PrivateTrainer:
         if data:
             remedy = "PrivateTrainer(model, config).train(data); options of a trainer have names, as in loss=…"
             raise InvalidParameter("data", type(data[0]).__name__, "is passed to the trainer, not to train()", remedy)
+        refuse_wrapped(model)
         with training(model):
             refuse_mixing(model)
         self.model, self.config, self.loss = model, config, as_loss(loss)
@@ -243,6 +251,7 @@ class PrivateTrainer:
             raise InvalidParameter("audit", type(audit).__name__, "is no Canaries", remedy)
         self._audit = audit
         self._carrier: Carrier | None = None
+        self._processes: Processes = OneProcess()
 
     # ------------------------------------------------------------------------------------------- training
 
@@ -302,8 +311,18 @@ class PrivateTrainer:
         val_loader = as_records(val_loader, name="val_loader", dtype=dtype)
         rule = None if optimizer is None else as_rule(optimizer, self._parameters)
         rate = rate_of(optimizer) if learning_rate is None else learning_rate
-        with contextlib.nullcontext() if self._alerts is None else self._alerts.following(self._run):
-            return self._train(train_loader, val_loader, num_epochs, rate, rule, resume, val_name, example, people)
+        if self._audit is not None:
+            refuse_others("a training with canaries")
+        if self._spending is None:
+            self._processes = find_processes()
+        if not self._processes.first:
+            self._alerts, self._progress = None, False
+        try:
+            with contextlib.nullcontext() if self._alerts is None else self._alerts.following(self._run):
+                return self._train(train_loader, val_loader, num_epochs, rate, rule, resume, val_name, example, people)
+        except BaseException:
+            self._processes.leave()
+            raise
 
     def _train(
         self,
@@ -321,22 +340,25 @@ class PrivateTrainer:
             problem = f"is more than {_LARGEST_RATE:,.0f}, and would throw the weights out of their range"
             raise InvalidParameter("learning_rate", learning_rate, problem, "0.1 to 10 is usual")
         records = Records.of(
-            train_loader, quiet=self._spending is not None, example=example,  # replaced batches are said once
+            train_loader, example=example,
+            quiet=self._spending is not None or not self._processes.first,  # replaced batches are said once
             size_is_private=self.config.size_is_private,
         )  # fmt: skip
         records = bound_records(records, people, self.config.max_records)
-        if self._spending is not None and val_loader is not None:
-            check_validation(self.model, self.loss, val_loader, train_loader, self._device)
-        if self._spending is not None:
-            self._begin_callbacks(val_loader)
         rescued = False
         if self._spending is None:
-            self._rehearse(records, val_loader, train_loader)
+            told = describe_training(self.model, self.loss, self.config, optimizer)
+            match_processes(self._processes, records, {**told, "the learning rate": learning_rate, "resume": resume})
+            self._processes.spread(list(self.model.state_dict().values()))
+            self._rehearse(records)
+            self._processes.do("the first scores", lambda: self._try_scores(val_loader, train_loader))
             self._begin(records, num_epochs, learning_rate, optimizer, resume)
-            rescued = resume and self._can_rescue()
+            rescued = resume and self._processes.decide("the books", self._can_rescue)
         elif num_epochs is not None and num_epochs != self._spending.plan.epochs:
             problem = f"is not the {self._spending.plan.epochs} that the schedule was fixed with"
             raise InvalidParameter("num_epochs", num_epochs, problem, "make a new trainer, with a plan of its own")
+        else:
+            self._processes.do("the first scores", lambda: self._try_scores(val_loader, train_loader))
         assert self._spending is not None
         if self._spending.left <= 0 and not rescued:
             raise BudgetExhausted(
@@ -349,7 +371,7 @@ class PrivateTrainer:
         planned, asked = self._spending.plan, ""
         self._screen = Screen(self._progress, planned.steps, self._spending.charged)
         noise, began = planned.stages[0].noise_multiplier, time.monotonic()
-        logger.info("%s: %d steps, noise multiplier %.4g; %s", self._run, planned.steps, noise, self.engine)
+        self._log("%s: %d steps, noise multiplier %.4g; %s", self._run, planned.steps, noise, self.engine)
         try:
             with training(self.model):
                 while self._spending.left > 0 or rescued:
@@ -359,12 +381,12 @@ class PrivateTrainer:
                     found.append(self._report_epoch(val_loader, val_name))
                     self._tell(found[-1])
                     self._screen.epoch(progress_line(found[-1]))
-                    logger.info("%s (%.2f s)", progress_line(found[-1]), time.monotonic() - began)
+                    self._log("%s (%.2f s)", progress_line(found[-1]), time.monotonic() - began)
                     began = time.monotonic()
-                    self._call_back(found[-1])
+                    self._processes.do("the callbacks", lambda: self._call_back(found[-1]))
         except StopTraining as request:
             asked = str(request) or "a callback has asked for it"
-            logger.info("%s was stopped early: %s", self._run, asked)
+            self._log("%s was stopped early: %s", self._run, asked)
         except BudgetExhausted as error:  # by prices that were corrected since: the run's last weights are its model
             self._show_average(True)
             if self._books is None or not self._books.checkpoint.is_file():
@@ -378,14 +400,21 @@ class PrivateTrainer:
             self._screen.end()
             self._show_average(True)
         plan = self._spending.plan
-        if self._books is not None:
-            save_module(self._books.model, self.model, self._about())
-            reach("train:model")
+        self._processes.do("the model's file", self._save_model)
         stopped = "early" if asked and self._spending.left else "budget" if plan.cut else "finished"
         if self._alerts is not None:
             whole = "another epoch would have cost more than the plan may" if stopped == "budget" else ""
             self._alerts.end(stopped, asked if stopped == "early" else whole)
         return TrainingHistory(epochs=tuple(found), stopped=stopped, guarantee=self.guarantee(), lost_steps=self._lost)
+
+    def _save_model(self) -> None:
+        if self._books is not None:
+            save_module(self._books.model, self.model, self._about())
+            reach("train:model")
+
+    def _log(self, text: str, *about: object) -> None:
+        if self._processes.first:
+            logger.info(text, *about)
 
     def _call_back(self, epoch: Epoch) -> None:
         """Call what wants to hear of an epoch. Its steps are charged and saved; an error does not lose the model."""
@@ -407,14 +436,18 @@ class PrivateTrainer:
                 callback.begin()
                 callback.check(self._scores(val_loader))
 
-    def _rehearse(self, records: Records, val_loader: Any, train_loader: Any) -> None:
-        """Try model, loss and scores, before anything is planned, opened or charged."""
+    def _rehearse(self, records: Records) -> None:
+        """Try model and loss, before anything is planned, opened or charged. One process looks at the labels."""
         with training(self.model):
-            rehearse_model(self.model, self.loss, records, self._device, check_labels=self._check_labels)
+            checked = self._check_labels and self._processes.first
+            rehearse_model(self.model, self.loss, records, self._device, check_labels=checked)
             refuse_dropped(self.model, self.loss, records.make_up(self._device), self._parameters)
+
+    def _try_scores(self, val_loader: Any, train_loader: Any) -> None:
+        """Try the scores, before anything is charged."""
         if val_loader is not None:
             check_validation(self.model, self.loss, val_loader, train_loader, self._device)
-        if self._metrics is not None:
+        if self._spending is None and self._metrics is not None:
             with torch.no_grad(), scoring(self.model):
                 self._metrics(self.model)
         self._begin_callbacks(val_loader)
@@ -427,7 +460,7 @@ class PrivateTrainer:
         if resume and self._workspace is None:
             problem = "needs a workspace: only a ledger remembers what a killed run has cost"
             raise InvalidParameter("resume", True, problem, "pass workspace= when you make the trainer")
-        opened = find_opened(self._workspace, self._run) if resume and self._workspace is not None else OpenedTraining()
+        opened = OpenedTraining(**self._processes.decide("the books", lambda: self._look_up(resume)))
         stated = dataclasses.replace(self.config, epochs=self.config.epochs if epochs is None else epochs)
         stated = opened.state(stated)
         self.config = settle_config(stated, len(records), labelled=self.loss is cross_entropy or has_classes(records))
@@ -464,15 +497,18 @@ class PrivateTrainer:
             audit = {} if carrier is None else {
                 "audit": {"canaries": carrier.count, "more": carrier.find_more(step, plan)}
             }  # fmt: skip
-            self._books = TrainingBooks(
+            books = TrainingBooks(
                 self._workspace, self._run, plan, failure_per_step=step.mechanism.failure(drawn),
                 details={**self.config.frozen(), "optimizer": _name_rule(optimizer), "parameters": size, **audit},
                 **self._names,
             )  # fmt: skip
+            self._books = books if self._processes.first else None
             try:
-                charged = self._books.open(resume=resume, allowed=lambda ledger: self._look_at(records, ledger))
+                charged = self._processes.decide(
+                    "the books", lambda: books.open(resume=resume, allowed=lambda path: self._look_at(records, path))
+                )
                 if carrier is not None:
-                    carrier.keep_in(self._books.canaries, self._run, resume=resume)
+                    carrier.keep_in(books.canaries, self._run, resume=resume)
                 if resume:
                     self._restore(step, charged)
                     self._find_bias(records)
@@ -482,8 +518,14 @@ class PrivateTrainer:
         self._chosen = f"{_name_rule(optimizer)}; " + _describe(plan, self.config, balanced=self._balance is not None)
         if self._balance is not None and carrier is not None:
             self._balance.marks = 2  # behind inputs and class
-        step.balance, self._carrier = self._balance, carrier
-        self._step, self._spending = step, Spending(plan, charged, self._books)
+        step.balance, step.processes, self._carrier = self._balance, self._processes, carrier
+        self._step, self._spending = step, Spending(plan, charged, self._books, self._processes)
+
+    def _look_up(self, resume: bool) -> dict[str, Any]:
+        """How the run that is gone on with was opened."""
+        known = resume and self._workspace is not None
+        opened = find_opened(self._workspace or "", self._run) if known else OpenedTraining()
+        return {"pricing": opened.pricing, "settings": dict(opened.settings)}
 
     def _make_carrier(self, plan: TrainingSchedule) -> Carrier | None:
         """The canaries of an audited training; None for any other."""
@@ -573,17 +615,23 @@ class PrivateTrainer:
         if not all_finite(self._parameters):  # the one place where a card is waited for
             problem = "made the weights overflow"
             raise InvalidParameter("learning_rate", rate(first), problem, "take smaller steps; the charge stands")
-        if self._books is not None and receipt is not None:
-            self._books.commit(receipt)
-            reach("train:committed")
-            write_checkpoint(self._books.checkpoint, self._parts(), {**self._about(), "clip": step.sensitivity})
-            reach("train:checkpointed")
+        self._processes.compare(self._parameters, now=True)
+        self._processes.do("the commit", lambda: self._keep(receipt, step.sensitivity))
         if self._carrier is not None:
             self._carrier.end_chunk(step)
 
+    def _keep(self, receipt: Receipt | None, clip: float) -> None:
+        """Commit what was reserved, then write the checkpoint."""
+        if self._books is not None and receipt is not None:
+            self._books.commit(receipt)
+            reach("train:committed")
+            write_checkpoint(self._books.checkpoint, self._parts(), {**self._about(), "clip": clip})
+            reach("train:checkpointed")
+
     def _report_epoch(self, val_loader: Iterable[Any] | None, val_name: str) -> Epoch:
         assert self._spending is not None and self._step is not None
-        plan, metrics = self._spending.plan, self._scores(val_loader)
+        plan = self._spending.plan
+        metrics = self._processes.decide("the scores", lambda: dict(self._scores(val_loader)))
         return Epoch(
             epoch=-(-self._spending.charged // plan.steps_per_epoch), epochs=plan.epochs, steps=self._spending.charged,
             spent=self._spending.so_far(), budget=plan.epsilon, metrics=metrics, metrics_on=val_name if metrics else "",
@@ -737,8 +785,9 @@ class PrivateTrainer:
 
     def _restore(self, step: PrivateStep, charged: int) -> None:
         """Weights and memory of the last checkpoint; the generators start anew, as always."""
-        assert self._books is not None and self._optimizer is not None
-        saved = read_checkpoint(self._books.checkpoint)
+        assert self._optimizer is not None
+        books = self._books
+        saved = share_checkpoint(self._processes, lambda: None if books is None else read_checkpoint(books.checkpoint))
         self._lost = charged
         if saved is None:  # killed in its first epoch
             return

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -149,6 +150,11 @@ class Records:
         """All records at once, where they lie in memory as tensors."""
         return self._tensors
 
+    @property
+    def places(self) -> Sequence[int] | None:
+        """The numbers that these records have in a larger data set, if they are a part of one; None if not."""
+        return self._dataset.indices if type(self._dataset) is Subset else None
+
     def batch(self, indices: NDArray[np.int64], device: torch.device | None = None) -> Batch:
         """The records with these numbers. One that cannot be read, or has another shape, is left out in silence."""
         with closing(self.read(iter((indices,)), device)) as batches:
@@ -275,6 +281,10 @@ def _choose(loader: DataLoader[Any]) -> Any:
         problem = "lets the data set return whole batches, and every record needs its own coin"
         raise InvalidParameter("batch_size", None, problem, "let the data set return one record, and pass a batch_size")
     sampler: Any = batches.sampler if type(batches) is BatchSampler else batches
+    if isinstance(sampler, DistributedSampler):
+        problem = "gives each process a shard, filled up with records that are in another one too: they count twice"
+        remedy = "leave it out, and pass every process the whole data set: one draw is shared out among them"
+        raise InvalidParameter("sampler", type(sampler).__name__, problem, remedy)
     whole = type(sampler) in (RandomSampler, SequentialSampler) and len(sampler.data_source) == len(dataset)
     if whole:
         return dataset
