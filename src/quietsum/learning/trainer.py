@@ -49,7 +49,7 @@ from quietsum.learning.defaults import (
 )
 from quietsum.learning.distributed.agreement import describe_training, match_processes, share_checkpoint
 from quietsum.learning.distributed.processes import OneProcess, Processes, find_processes
-from quietsum.learning.distributed.wrapped import refuse_others, refuse_wrapped
+from quietsum.learning.distributed.wrapped import refuse_several, refuse_wrapped
 from quietsum.learning.engines.batch_mixing import refuse_mixing
 from quietsum.learning.engines.hooks import refuse_hooks
 from quietsum.learning.engines.protocol import Loss, trainable
@@ -312,7 +312,7 @@ class PrivateTrainer:
         rule = None if optimizer is None else as_rule(optimizer, self._parameters)
         rate = rate_of(optimizer) if learning_rate is None else learning_rate
         if self._audit is not None:
-            refuse_others("a training with canaries")
+            refuse_several("a training with canaries")
         if self._spending is None:
             self._processes = find_processes()
         if not self._processes.first:

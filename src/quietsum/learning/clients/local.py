@@ -41,7 +41,7 @@ from quietsum.learning.checks.numpy_step import MadeUp
 from quietsum.learning.checks.step import CheckedStep
 from quietsum.learning.clients.vectors import ModelLayout, Vector
 from quietsum.learning.clipping import Flat
-from quietsum.learning.distributed.wrapped import refuse_others, refuse_wrapped
+from quietsum.learning.distributed.wrapped import refuse_several, refuse_wrapped
 from quietsum.learning.engines.batch_mixing import SteadyEngine, keep_unchanged, refuse_mixing
 from quietsum.learning.engines.protocol import Batch, Engine, Loss, engine_for, losses_of, rows_of
 from quietsum.learning.noise.gradient_noise import TorchNoise, find_uncovered_norms, float_margin, more_noise
@@ -91,7 +91,7 @@ class LocalSteps:
 
     def __init__(self, model: nn.Module, loss: Loss, *, engine: str = "auto") -> None:
         refuse_wrapped(model)
-        refuse_others("the work of a federation's parties")
+        refuse_several("the work of a federation's parties")
         with training(model):
             refuse_mixing(model)  # statistics over a batch do not travel in an update either
         self.layout = ModelLayout.of(model)

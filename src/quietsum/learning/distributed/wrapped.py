@@ -12,7 +12,7 @@ from torch import nn
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.learning.distributed.processes import count_processes
 
-__all__ = ["refuse_others", "refuse_wrapped"]
+__all__ = ["refuse_several", "refuse_wrapped"]
 
 _WHOLE = "pass the module itself, whole and on its device, in every process, and start them with torchrun"
 _WRAPPERS = {
@@ -44,7 +44,7 @@ def refuse_wrapped(model: nn.Module) -> None:
             raise InvalidParameter("model", f"{name}: DTensor", "is a piece of a parameter, or may be one", _WHOLE)
 
 
-def refuse_others(what: str) -> None:
+def refuse_several(what: str) -> None:
     """Raise where this is one of several processes: ``what`` does not share its work out, and each would do all of it.
 
     Each would add a noise of its own and charge for itself, while the results look like those of one.
