@@ -90,7 +90,7 @@ def make_private(
     match_processes(processes, records, describe_training(model, loss, config, optimizer))
     processes.spread(list(model.state_dict().values()))
     step.processes = processes
-    loader = PoissonLoader(records, step, Spending(plan, processes=processes), _AsChecked(model, optimizer, step))
+    loader = PoissonLoader(records, step, Spending(plan), _AsChecked(model, optimizer, step))
     return model, PrivateOptimizer(optimizer, loader), loader
 
 
@@ -191,8 +191,8 @@ class PoissonLoader:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the step that was charged last is the last one of an epoch, or of the plan."""
-        return self.spending.left <= 0 or self.spending.charged % len(self) == 0
+        """Whether the step whose batch was handed out last is the last one of an epoch, or of the plan."""
+        return self.left <= 0 or self._used % len(self) == 0
 
     def __len__(self) -> int:
         return self.spending.plan.steps_per_epoch
@@ -231,13 +231,26 @@ class PoissonLoader:
         if self._batches is None:
             self._batches = self._records.read(self._draws(), self.checked.device)
         try:
-            return next(self._batches)[1]
+            found = next(self._batches, None)
+            if found is None:  # the end of an epoch in several processes
+                self._batches = self._records.read(self._draws(), self.checked.device)
+                found = next(self._batches)
+            return found[1]
         except BaseException:  # what was charged and not handed out is lost
             self._batches, self._used = None, self.spending.charged
             raise
 
     def _draws(self) -> Iterator[NDArray[np.int64]]:
-        """Each one charged before it is drawn, so that nothing is read ahead of its charge."""
+        """Each one charged before it is drawn, so that nothing is read ahead of its charge.
+
+        Several processes share out those of an epoch at once, since each reads ahead as fast as it can.
+        """
+        if self.step.processes.count > 1:
+            count = min(len(self) - self.spending.charged % len(self), self.spending.left)
+            for _ in range(count):
+                self.spending.charge(self.spending.plan.stage_at(self.spending.charged)[0], 1)
+            yield from self.step.sample_many(len(self._records), count)
+            return
         while self.spending.left > 0:
             self.spending.charge(self.spending.plan.stage_at(self.spending.charged)[0], 1)
             yield self.step.sample(len(self._records))

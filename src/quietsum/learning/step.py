@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -222,7 +222,11 @@ class PrivateStep:
 
     def sample(self, population: int) -> NDArray[np.int64]:
         """The indices of one Poisson batch, or this process's share of one; empty is an answer."""
-        return self.processes.share_out(lambda: self.sampling.draw(population, self._rng))
+        return next(self.sample_many(population, 1))
+
+    def sample_many(self, population: int, count: int) -> Iterator[NDArray[np.int64]]:
+        """The indices of ``count`` of them."""
+        return self.processes.share_out(lambda: self.sampling.draw(population, self._rng), count)
 
     def deterministic(self, batch: Batch) -> tuple[Tensor, ...]:
         """Σ clip(∇ℓ_i) over the rows of this process, before noise. Private."""

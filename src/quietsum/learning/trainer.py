@@ -589,7 +589,7 @@ class PrivateTrainer:
         asked = 0 if self._balance is None else count_survey_steps(spending.plan.steps)
         carrier = self._carrier
         many = len(records) if carrier is None else len(carrier.rows(records))
-        draws = (step.sample(many) for _ in range(count))  # as many as are reserved: a reader may be ahead
+        draws = step.sample_many(many, count)  # as many as are reserved: a reader may be ahead
         read = (
             records.read(draws, self._device) if carrier is None else carrier.read(records, draws, first, self._device)
         )

@@ -110,16 +110,13 @@ class NoiseOfAShare(Mutant):
 class PaddedShards(Mutant):
     """Every process gets as many records as the largest share, as DistributedSampler does it."""
 
-    def share_out(self, draw: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
-        whole: list[NDArray[np.int64]] = []
-
-        def keep() -> NDArray[np.int64]:
+    def share_out(self, draw: Callable[[], NDArray[np.int64]], count: int) -> Iterator[NDArray[np.int64]]:
+        def pad() -> NDArray[np.int64]:
             drawn = draw()
             extra = -len(drawn) % self._right.count
-            whole.append(np.concatenate([drawn, drawn[:1].repeat(extra)]) if len(drawn) else drawn)
-            return whole[-1]
+            return np.concatenate([drawn, drawn[:1].repeat(extra)]) if len(drawn) else drawn
 
-        return self._right.share_out(keep)
+        return self._right.share_out(pad, count)
 
 
 class OneSeed(Mutant):
@@ -129,9 +126,9 @@ class OneSeed(Mutant):
         super().__init__()
         self._rng = randomness_for_tests(9)
 
-    def share_out(self, draw: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
+    def share_out(self, draw: Callable[[], NDArray[np.int64]], count: int) -> Iterator[NDArray[np.int64]]:
         mine = np.arange(dist.get_rank(), POPULATION, self._right.count)
-        return mine[self._rng.coins(RATE, len(mine))]
+        return (mine[self._rng.coins(RATE, len(mine))] for _ in range(count))
 
 
 class EmptySkipped(Mutant):
@@ -153,7 +150,7 @@ def add_up(kinds: Sequence[Callable[[], Any]]) -> Iterator[tuple[str, Any]]:
         for dtype in (torch.float32, torch.float64):
             step, data = make_step(make_model(dtype)), make_data(dtype)
             for number, draw in enumerate(SHARES):
-                share = processes.share_out(lambda draw=draw: np.array(draw, dtype=np.int64))
+                (share,) = processes.share_out(lambda draw=draw: np.array(draw, dtype=np.int64), 1)
                 whole = step.deterministic(tuple(part[torch.tensor(draw, dtype=torch.int64)] for part in data))
                 mine = step.deterministic(tuple(part[torch.from_numpy(share)] for part in data))
                 both = processes.release(mine, lambda total: total, mine)
@@ -219,6 +216,22 @@ def train_all(folder: Path) -> Iterator[tuple[str, Any]]:
     yield "stopping", {"stopped": history.stopped, "epochs": len(history.epochs)}
 
 
+def read_ahead() -> Iterator[tuple[str, Any]]:
+    """A loop by hand and a trainer whose loaders have workers: each process reads ahead at its own pace."""
+    for place in (0, 1):  # one process is slow: the other one is far ahead
+        loader: Any = DataLoader(Slow(pause=0.002 * (dist.get_rank() == place)), batch_size=4, num_workers=1)
+        by_hand = make_model()
+        model, optimizer, batches = make_private(
+            by_hand, torch.optim.SGD(by_hand.parameters(), lr=0.5), loader, config=settle(epochs=3), selfcheck=False
+        )
+        for _ in range(3):
+            for _ in batches:
+                optimizer.step()
+        trained = make_model()
+        PrivateTrainer(trained, settle(epochs=3), selfcheck=False).train(loader)
+        yield f"ahead {place}", [flat(list(one.parameters())) for one in (model, trained)]
+
+
 def loop_by_hand() -> Iterator[tuple[str, Any]]:
     model = make_model(seed=1 + dist.get_rank())
     model, optimizer, loader = make_private(
@@ -229,6 +242,7 @@ def loop_by_hand() -> Iterator[tuple[str, Any]]:
         for batch in loader:
             sizes.append(len(batch[0]))
             optimizer.step()
+    yield from read_ahead()
     yield "by hand", {"weights": flat(list(model.parameters())), "sizes": sizes, "spent": optimizer.get_epsilon()}
 
 
@@ -296,6 +310,20 @@ def skip_empty() -> Iterator[tuple[str, Any]]:
     step.processes = EmptySkipped()
     nothing = (torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64))
     yield "skipped", hear(lambda: [step.gradient(nothing) for _ in range(2)])
+
+
+class Slow(Dataset[Any]):
+    """Records that take their time."""
+
+    def __init__(self, pause: float) -> None:
+        self.data, self.pause = make_data(), pause
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        time.sleep(self.pause)
+        return self.data[0][index], self.data[1][index]
 
 
 class Marked(Dataset[Any]):

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,11 +187,22 @@ def test_an_empty_process_that_is_skipped_stops_the_others(two: Sequence[Found])
 # ------------------------------------------------------------------------------------------------- trainings
 
 
+class DrawsAhead:
+    """One process that makes its draws when several would, so that a seed gives it the same ones."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(OneProcess(), name)
+
+    def share_out(self, draw: Callable[[], Any], count: int) -> Iterator[Any]:
+        return iter([draw() for _ in range(count)])
+
+
 @pytest.mark.parametrize("name", ["chosen", "adaptive"])
 def test_a_training_in_two_processes_is_that_of_one_with_the_same_draws_and_noise(
     two: Sequence[Found], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUIETSUM_TEST_SEEDS", "1")
+    monkeypatch.setattr("quietsum.learning.trainer.find_processes", DrawsAhead)
     more = {"clipping": "adaptive", "count_noise": 3.0} if name == "adaptive" else {}
     model = acting.make_model(torch.float64)
     trainer = PrivateTrainer(model, acting.settle(**more), selfcheck=False, rng=randomness_for_tests(5))
@@ -234,6 +245,11 @@ def test_a_loop_by_hand_is_shared_out_too(two: Sequence[Found], three: Sequence[
         sizes = np.array([one["by hand"]["sizes"] for one in found])
         assert (sizes.max(0) - sizes.min(0)).max() <= 1  # nobody has the whole batch
         assert len({tuple(row) for row in sizes.T}) > 1
+
+
+def test_processes_that_read_ahead_at_their_own_pace_make_the_same_steps(two: Sequence[Found]) -> None:
+    for place in (0, 1):
+        assert two[0][f"ahead {place}"] == two[1][f"ahead {place}"]
 
 
 def test_weights_that_one_process_moves_by_itself_are_noticed(two: Sequence[Found]) -> None:

@@ -11,7 +11,8 @@ missing there is no noise and no step.
 :class:`Processes` is what a step and a trainer ask. :class:`OneProcess` is the answer where there is one,
 :class:`ManyProcesses` where ``torch.distributed`` has a process group of several; :func:`find_processes` says which.
 The words between processes are bytes with a name in front, over a group of gloo's that no card can hold up; only sums
-and releases travel by the user's own group (nccl). Draws have a group of their own, so that they may be made ahead.
+and releases travel by the user's own group (nccl). The draws of some steps travel at once, so that each process may
+read ahead of its steps as fast as it can.
 
 Everything that travels here is private but the release: the processes are one party, and their network is inside it.
 """
@@ -76,8 +77,8 @@ class Processes(Protocol):
         """Tensors by name of the first process, at all of them; on the CPU."""
         ...
 
-    def share_out(self, draw: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
-        """This process's share of one draw. Each drawn number is in exactly one share."""
+    def share_out(self, draw: Callable[[], NDArray[np.int64]], count: int) -> Iterator[NDArray[np.int64]]:
+        """This process's shares of ``count`` draws. Each number of a draw is in exactly one share."""
         ...
 
     def release(self, sums: Sequence[Tensor], make: Release, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -123,9 +124,9 @@ class OneProcess:
         """What ``act`` returns."""
         return act()
 
-    def share_out(self, draw: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
-        """The whole draw."""
-        return draw()
+    def share_out(self, draw: Callable[[], NDArray[np.int64]], count: int) -> Iterator[NDArray[np.int64]]:
+        """Whole draws, each made when it is asked for."""
+        return (draw() for _ in range(count))
 
     def release(self, sums: Sequence[Tensor], make: Release, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """What ``make`` makes of the sums."""
@@ -185,9 +186,7 @@ class ManyProcesses:
         self._rank, self.count = dist.get_rank(), dist.get_world_size()
         self._gone, self._releases = False, 0
         with self._answering("the beginning"):
-            patience = _find_patience()
-            self._words: Any = dist.new_group(backend="gloo", timeout=patience)
-            self._draws: Any = dist.new_group(backend="gloo", timeout=patience)
+            self._words: Any = dist.new_group(backend="gloo", timeout=_find_patience())
         self._by_card = "cuda:nccl" in dist.get_backend_config()
 
     @property
@@ -214,11 +213,11 @@ class ManyProcesses:
                 value = act()
                 written = write(value)
             except Exception as error:
-                self._say(what, json.dumps({"error": type(error).__name__, "text": str(error)}).encode())
+                self._pass(what, json.dumps({"error": type(error).__name__, "text": str(error)}).encode())
                 raise
-            self._say(what, json.dumps({"done": written}).encode())
+            self._pass(what, json.dumps({"done": written}).encode())
             return (value,)
-        word = json.loads(self._hear(what))
+        word = json.loads(self._pass(what))
         if "error" in word:
             raise self._as_error(what, word["error"], word["text"])
         return () if word["done"] is None else (json.loads(word["done"]),)
@@ -247,7 +246,7 @@ class ManyProcesses:
         """See :class:`Processes`."""
         found = []
         for rank in range(self.count):
-            found.append(self._pass(self._words, what, word if rank == self._rank else b"", rank))
+            found.append(self._pass(what, word if rank == self._rank else b"", rank))
         return found
 
     def add_counts(self, *counts: int) -> tuple[int, ...]:
@@ -255,13 +254,7 @@ class ManyProcesses:
         words = [json.loads(word) for word in self.gather("counts", json.dumps(counts).encode())]
         return tuple(sum(column) for column in zip(*words, strict=True))
 
-    def _say(self, what: str, word: bytes) -> None:
-        self._pass(self._words, what, word, 0)
-
-    def _hear(self, what: str) -> bytes:
-        return self._pass(self._words, what, b"", 0)
-
-    def _pass(self, group: Any, what: str, word: bytes, source: int) -> bytes:
+    def _pass(self, what: str, word: bytes = b"", source: int = 0) -> bytes:
         """A word of one process at all of them, with its name, by which they see that they are at the same place."""
         name = what.encode()
         with self._answering(what):
@@ -270,16 +263,16 @@ class ManyProcesses:
                 whole = len(name).to_bytes(8, "little") + len(word).to_bytes(8, "little") + name + word
                 rest = _as_bytes(whole)
                 frame[: min(_FRAME, len(rest))] = rest[:_FRAME]
-            dist.broadcast(frame, src=source, group=group)
+            dist.broadcast(frame, src=source, group=self._words)
             if source == self._rank:
                 if len(rest) > _FRAME:
-                    dist.broadcast(rest[_FRAME:].clone(), src=source, group=group)
+                    dist.broadcast(rest[_FRAME:].clone(), src=source, group=self._words)
                 return word
             head = frame.numpy().tobytes()
             names, words = int.from_bytes(head[:8], "little"), int.from_bytes(head[8:16], "little")
             if 16 + names + words > _FRAME:
                 more = torch.empty(16 + names + words - _FRAME, dtype=torch.uint8)
-                dist.broadcast(more, src=source, group=group)
+                dist.broadcast(more, src=source, group=self._words)
                 head += more.numpy().tobytes()
         if head[16 : 16 + names] != name:
             other = head[16 : 16 + names].decode(errors="replace")
@@ -308,11 +301,13 @@ class ManyProcesses:
 
     # -------------------------------------------------------------------------------------------- draw and sum
 
-    def share_out(self, draw: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
-        """See :class:`Processes`. Shares differ by one number at most."""
-        word = draw().astype("<i8").tobytes() if self.first else b""
-        drawn = np.frombuffer(self._pass(self._draws, "a draw", word, 0), dtype="<i8").astype(np.int64)
-        return drawn[self._rank :: self.count].copy()
+    def share_out(self, draw: Callable[[], NDArray[np.int64]], count: int) -> Iterator[NDArray[np.int64]]:
+        """See :class:`Processes`. The shares of one draw differ by one number at most."""
+        made = [draw() for _ in range(count)] if self.first else []
+        word = np.concatenate([[len(one) for one in made], *made]).astype("<i8").tobytes() if made else b""
+        numbers = np.frombuffer(self._pass("the draws", word), dtype="<i8").astype(np.int64)
+        ends = count + np.cumsum(numbers[:count])
+        return iter([one[self._rank :: self.count].copy() for one in np.split(numbers[count:], ends[:-1] - count)])
 
     def release(self, sums: Sequence[Tensor], make: Release, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """See :class:`Processes`. The sums are added up in float64, so that their order weighs nothing."""
@@ -374,10 +369,9 @@ class ManyProcesses:
         if self._gone:
             return
         self._gone = True
-        for group in (self._words, self._draws):
-            with contextlib.suppress(Exception):  # of a group that is broken already
-                dist.destroy_process_group(group)
-        self._words = self._draws = None  # the connections end with the last reference
+        with contextlib.suppress(Exception):  # of a group that is broken already
+            dist.destroy_process_group(self._words)
+        self._words = None  # the connections end with the last reference
 
 
 def _as_bytes(word: bytes) -> Tensor:
