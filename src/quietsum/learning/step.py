@@ -221,12 +221,12 @@ class PrivateStep:
     # -------------------------------------------------------------------------------------------- the step
 
     def sample(self, population: int) -> NDArray[np.int64]:
-        """The indices of one Poisson batch, or this process's share of one; empty is an answer."""
-        return next(self.sample_many(population, 1))
+        """The indices of one Poisson batch; empty is an answer."""
+        return self.sampling.draw(population, self._rng)
 
     def sample_many(self, population: int, count: int) -> Iterator[NDArray[np.int64]]:
-        """The indices of ``count`` of them."""
-        return self.processes.share_out(lambda: self.sampling.draw(population, self._rng), count)
+        """The indices of ``count`` of them, of which each of several processes gets its share."""
+        return self.processes.share_out(lambda: self.sample(population), count)
 
     def deterministic(self, batch: Batch) -> tuple[Tensor, ...]:
         """Σ clip(∇ℓ_i) over the rows of this process, before noise. Private."""

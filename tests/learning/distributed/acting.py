@@ -163,7 +163,7 @@ def draw_many(kinds: Sequence[Callable[[], Any]]) -> Iterator[tuple[str, Any]]:
     for kind in kinds:
         step = make_step(make_model())
         step.processes = kind()
-        yield f"draws {kind.__name__}", [step.sample(POPULATION).tolist() for _ in range(DRAWS)]
+        yield f"draws {kind.__name__}", [share.tolist() for share in step.sample_many(POPULATION, DRAWS)]
         step.processes.leave()
 
 
