@@ -336,7 +336,7 @@ def test_who_cannot_carry_canaries_is_refused_before_anything_is_charged(tmp_pat
         start(plan(), workspace=workspace, name="own", task=own)
     task = task_of("numpy")
     resolved = resolve(plan(), task.parties(), task.dimension)
-    with pytest.raises(PlanRefused, match="sites elsewhere carry none"):
+    with pytest.raises(PlanRefused, match="this federation was made without canaries"):
         start(plan(), workspace=workspace, task=task, federation=LocalFederation.of(task, resolved))
     with pytest.raises(InvalidParameter, match="leave --workers out"):
         start(plan(), workspace=workspace, name="many", task=task, workers=2)

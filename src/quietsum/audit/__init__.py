@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     )
     from quietsum.audit.runs import audit_run as audit_run, folder_of as folder_of
     from quietsum.audit.shares import bound_share as bound_share
+    from quietsum.audit.sites import audit_site as audit_site
     from quietsum.audit.trainings import AUDIT as AUDIT, audit_training as audit_training, read_audit as read_audit
     from quietsum.audit.verdict import (
         CanaryAudit as CanaryAudit,

@@ -22,7 +22,7 @@ from quietsum.plan import Plan, ResolvedPlan, resolve
 from quietsum.privacy import PrivacyUnit
 from quietsum.runs import RunFolder, TaskFacts, Workspace
 
-__all__ = ["audit_run", "folder_of"]
+__all__ = ["audit_run", "claims_of", "folder_of"]
 
 _HOW = "canaries are part of a plan: training.canaries = 100 in run.toml, and quietsum train … --audit 500"
 
@@ -44,8 +44,14 @@ def audit_run(run: str, workspace: Workspace) -> CanaryAudit:
     folder = folder_of(run, workspace)
     if folder.parent != workspace.runs:
         return audit_training(run, workspace)
-    resolved = _frozen(workspace.find(run), workspace)
-    found, claims = [], _claims(resolved)
+    known = workspace.find(run)
+    resolved = _frozen(known, workspace)
+    if known.sites:
+        raise QuietsumError(
+            f"the sites of {run} keep what is recorded of their canaries, and audit themselves: quietsum audit {run} "
+            "--site policy.toml at each of them"
+        )
+    found, claims = [], claims_of(resolved)
     for place, party in enumerate(resolved.parties):
         own = read_party(party_folder(folder, place), label_of(run, party.name))
         if own is None:
@@ -80,7 +86,7 @@ def _frozen(folder: RunFolder, workspace: Workspace) -> ResolvedPlan:
     return resolve(plan, facts.parties, facts.dimension, pricing=pricing)
 
 
-def _claims(resolved: ResolvedPlan) -> Callable[[str, list[int], list[float]], CanaryClaim]:
+def claims_of(resolved: ResolvedPlan) -> Callable[[str, list[int], list[float]], CanaryClaim]:
     """What the plan claims of the steps of a party, given their rounds and how far their grid is wider."""
     limit = resolved.limit_of(PrivacyUnit.RECORD)
     assert limit is not None  # a plan with canaries protects records

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         label_of as label_of,
         party_folder as party_folder,
         read_party as read_party,
+        site_folder as site_folder,
     )
     from quietsum.learning.canaries.record import (
         Canaries as Canaries,

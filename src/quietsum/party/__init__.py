@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from quietsum.party.alerting import SiteAlerts as SiteAlerts
     from quietsum.party.books import (
         SiteBooks as SiteBooks,
+        canaries_beside as canaries_beside,
         charges_digest as charges_digest,
         enrolment_charges as enrolment_charges,
+        find_run as find_run,
         site_charges as site_charges,
         write_resolved as write_resolved,
     )

@@ -43,13 +43,17 @@ from quietsum.plan import SESSIONS, SamplingPlan, charge, sessions_of, span, uni
 from quietsum.privacy import Budget, PrivacyUnit
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from quietsum.party.policy import Policy
     from quietsum.plan import ResolvedPlan
 
 __all__ = [
     "SiteBooks",
+    "canaries_beside",
     "charges_digest",
     "enrolment_charges",
+    "find_run",
     "list_enrolled_units",
     "name_in_books",
     "read_resolved",
@@ -64,6 +68,26 @@ MOST_KEPT = 100
 def name_in_books(run: str, coordinator: str) -> str:
     """A run as the site's ledger calls it: two coordinators may use the same name."""
     return label("run", f"{run} @ {coordinator[:12]}")
+
+
+def canaries_beside(ledger: Path) -> Path:
+    """Where a site keeps what is recorded of its canaries: in a folder beside its ledger, of the ledger's name."""
+    return ledger.with_name(f"{ledger.name}.canaries")
+
+
+def find_run(ledger: Ledger, run: str) -> tuple[str, ResolvedPlan]:
+    """A run by its coordinator's name for it, or by that of the site's own ledger; the latter, and the frozen plan.
+
+    Raises QuietsumError if the ledger holds no such run, or several.
+    """
+    known = {summary.run: next(ledger.entries(summary.sequence)).body["plan"] for summary in ledger.runs()}
+    named = [name for name, plan in known.items() if run in (name, plan.get("run")) and "resolved" in plan]
+    if len(named) != 1:
+        what = f"several runs are called {run!r}: {', '.join(named)}" if named else (
+            f"{run!r} is no run of this site; known: {', '.join(known) or 'none yet'}"
+        )  # fmt: skip
+        raise QuietsumError(what)
+    return named[0], read_resolved(known[named[0]]["resolved"])
 
 
 def list_enrolled_units(resolved: ResolvedPlan) -> tuple[PrivacyUnit, ...]:

@@ -221,6 +221,10 @@ class Rules:
         default_factory=dict,
     )
     largest_message: int = key("Messages of more bytes are not read.", default=LARGEST_MESSAGE, bound=whole(1024))
+    most_canaries: int = key(
+        "So many made-up records may a plan send through this site's steps, for an audit that the site makes itself; 0 "
+        "refuses such plans.", default=1000, bound=whole(0),
+    )  # fmt: skip
     rule: tuple[str, ...] = key(
         "Rules of aggregation that a plan may use, a word or a list; any if omitted.", default=(), bound=WORDS
     )
@@ -414,6 +418,8 @@ class Policy:
             yield f"aggregation.rule = {plan.aggregation.rule!r} is not accepted, only {' or '.join(rules.rule)}"
         if (mode := mode_of(resolved)) not in rules.aggregation:
             yield f"aggregation by {mode!r} is not allowed, only by {', '.join(rules.aggregation) or 'nothing'}"
+        if plan.training.canaries > rules.most_canaries:
+            yield f"training.canaries = {plan.training.canaries} is more than {rules.most_canaries}"
         if plan.privacy.noise != "secure" and resolved.protected:
             yield f"privacy.noise = {plan.privacy.noise!r} is not floating-point safe"
         yield from self._promises(resolved)

@@ -34,7 +34,7 @@ from quietsum.errors import (
 from quietsum.failpoints import reach
 from quietsum.ledger import Clock, Ledger, StoreFailed, check_succession, system_clock
 from quietsum.mechanisms import system_randomness
-from quietsum.party.books import SiteBooks, read_resolved, write_resolved
+from quietsum.party.books import SiteBooks, name_in_books, read_resolved, write_resolved
 from quietsum.party.data import DataCheck
 from quietsum.party.peers import UnknownPeer, certificate, identity_of, peers_of
 from quietsum.party.questions import is_question
@@ -53,11 +53,13 @@ from quietsum.party.requests import (
     refuse_privately,
 )
 from quietsum.party.secure import AttemptKey, SecureSite, contribution_of, terms_of
-from quietsum.party.site_task import SiteRun, make_task, try_task
+from quietsum.party.site_task import SiteRun, make_task, own_canaries, try_task
 from quietsum.party.work import NotTouched, Site, look_for_data, model_hash
 from quietsum.secagg import DRAWING, Adversary, Demands, Reason, Refused as Unwilling, Step
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from quietsum.ledger import Charge, Receipt
     from quietsum.mechanisms import RandomSource
     from quietsum.party.alerting import SiteAlerts
@@ -129,13 +131,15 @@ class SiteService:
         interruptible: bool = True,
         alerts: SiteAlerts | None = None,
         now: Clock = system_clock,
+        canaries: Path | None = None,
     ) -> None:
         """``interruptible``: a KeyboardInterrupt is the owner's; otherwise it counts as a failure of the task.
 
         ``alerts`` are the site operator's, none if omitted. ``now`` is the time of day, by which the ε of a day's
-        questions is counted.
+        questions is counted. ``canaries`` is the folder of what audits need; without it plans with canaries are
+        refused.
         """
-        self._interruptible, self._alerts = interruptible, alerts
+        self._interruptible, self._alerts, self._canaries = interruptible, alerts, canaries
         self.policy, self.books = policy, SiteBooks(policy, ledger, clock=now)
         self._ledger, self._node_key, self._clock = ledger, node_key, clock
         self._rng, self._task = rng or system_randomness(), task or (lambda plan: make_task(policy, plan))
@@ -324,6 +328,8 @@ class SiteService:
             self._check_same_plan(run, resolved, coordinator)
             place = self._begin(resolved)
             with refuse_privately(run):
+                place.canaries = own_canaries(self._canaries, name_in_books(run, coordinator), resolved, self._rng)
+            with refuse_privately(run):
                 self.books.enrol(run, resolved, letter.sender)
                 self.books.check_booked(run, resolved, coordinator)  # it may have enrolled under another policy
         self._restore_peers(run, coordinator, place)
@@ -376,6 +382,8 @@ class SiteService:
             self.books.check_booked(run, resolved, coordinator)
         with refuse_on(PlanRefused):
             place = self._begin(resolved)
+            with refuse_privately(run):
+                place.canaries = own_canaries(self._canaries, name_in_books(run, coordinator), resolved, self._rng)
         self._restore_peers(run, coordinator, place)
         self._runs[run, coordinator] = place
         return place
@@ -411,6 +419,7 @@ class SiteService:
             first=place.prepare,
             interruptible=self._interruptible,
             tell=self._log_failed_work,
+            canaries=place.canaries,
         )
 
     def _data_check_of(self, resolved: ResolvedPlan) -> DataCheck | None:

@@ -14,17 +14,21 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from quietsum.errors import DataMissing, PlanRefused
+from quietsum.learning import PartyCanaries, site_folder
 from quietsum.ledger import Parts, as_array
 from quietsum.party.work import calmly, rehearse_task
 from quietsum.tasks import AnyTask, Task, as_task
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from quietsum.ledger import Charge
+    from quietsum.mechanisms import RandomSource
     from quietsum.party.policy import Policy
     from quietsum.party.secure import SecureSite
     from quietsum.plan import Plan, ResolvedPlan
 
-__all__ = ["SiteRun", "dataset_readers", "make_task", "read_records", "try_task"]
+__all__ = ["SiteRun", "dataset_readers", "make_task", "own_canaries", "read_records", "try_task"]
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +74,8 @@ class SiteRun:
     """A run that a site's process works for, with its task and the last reply.
 
     For secure rounds: ``masking`` holds the session that is open, ``peers`` the ledgers by which this run knows the
-    other sites, ``charges`` the cost of the last masked vector.
+    other sites, ``charges`` the cost of the last masked vector. ``canaries`` are this site's own, where the plan has
+    any.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class SiteRun:
         self.masking: SecureSite | None = None
         self.peers: dict[str, str] = {}
         self.charges: tuple[Charge, ...] = ()
+        self.canaries: PartyCanaries | None = None
 
     def prepare(self) -> None:
         """Once the data is paid for: check it against its schema, and try the task on records of the real shape.
@@ -94,6 +100,19 @@ class SiteRun:
         if self._due:
             rehearse_task(self.task, self.resolved, self._party)
             self._due = False
+
+
+def own_canaries(folder: Path | None, run: str, resolved: ResolvedPlan, rng: RandomSource) -> PartyCanaries | None:
+    """A site's canaries in the run that its books call ``run``: coins that this machine alone knows; None without any.
+
+    What is recorded of them stays in ``folder``: the site's owner audits the run (:func:`quietsum.audit.audit_site`).
+    """
+    count = resolved.plan.training.canaries
+    if not count:
+        return None
+    if folder is None:
+        raise PlanRefused(f"training.canaries = {count}, and this site has no folder for what is recorded of them")
+    return PartyCanaries(site_folder(folder, run, resolved.plan.digest), run, count=count, rng=rng)
 
 
 # --------------------------------------------------------------------------------------------- the task's records

@@ -112,7 +112,7 @@ def build(folder: RunFolder, workspace: Workspace, ledger: Ledger | None = None)
     block = describe(promises, accounting=privacy.accounting, neighbours=privacy.neighbours, pricing=PRICING)
     clauses, guarantees = card(resolved).to_dict(), [guarantee.to_dict() for guarantee in claimed]
     artefacts = list_artefacts(folder.path, ("model.safetensors", "weights.safetensors", "answers.json", AUDIT))
-    audit = report_audit(read_audit(folder.path, folder.run), carries=plan.training.canaries > 0)
+    audit = report_audit(read_audit(folder.path, folder.run), carries=plan.training.canaries > 0, sites=folder.sites)
     verdict, drill = judge_scores(metrics, references), plan.attack is not None
     values = {
         **name_nine(block, resolved, privacy.accounting),

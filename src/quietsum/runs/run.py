@@ -105,7 +105,8 @@ def start(
     if federation is not None:
         refuse_unmasked(resolved, federation)
         federation.check_plan(resolved)
-        _refuse_canaries_elsewhere(resolved)
+        if not remote:
+            _refuse_canaries_elsewhere(resolved)
     if remote:
         refuse_drill(resolved.plan)
     rehearse_task(task, resolved, resolved.parties[0].name, unseen=remote)
@@ -194,11 +195,11 @@ def resume_run(
 
 
 def _refuse_canaries_elsewhere(resolved: ResolvedPlan) -> None:
-    """PlanRefused where parties that this process did not make would have to carry canaries."""
+    """PlanRefused where parties in this process that the run did not make would have to carry canaries."""
     if resolved.plan.training.canaries:
         raise PlanRefused(
-            f"training.canaries = {resolved.plan.training.canaries}: canaries go through the steps of parties in this "
-            "process, and sites elsewhere carry none; leave it out, or rehearse the run on this machine with it"
+            f"training.canaries = {resolved.plan.training.canaries}: this federation was made without canaries; leave "
+            "them out, or let the run make its own federation"
         )
 
 

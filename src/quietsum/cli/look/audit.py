@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -32,12 +33,20 @@ AttackOption = Annotated[
         "aggregation of a run's plan. If omitted, the canaries that the run carried.",
     ),
 ]
+SiteOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--site", metavar="POLICY", show_default=False,
+        help="The policy.toml of this site: audit its own part of a run of a coordinator elsewhere.",
+    ),
+]  # fmt: skip
 CONTRADICTED = 5
 
 
 def audit(
     run: RunArgument,
     attack: AttackOption = None,
+    site: SiteOption = None,
     workspace: opt.WorkspaceOption = None,
     as_json: opt.JsonOption = False,
 ) -> int:
@@ -48,11 +57,14 @@ def audit(
     Canaries are made-up records that went through the run's own draw, clip
     and noise: train with --audit 500, or state training.canaries in a plan.
     A correct run is accused at most once in a million; the result goes into
-    audit.json and the report.
+    audit.json and the report. With --site a site audits its own part of a
+    run, by its own ledger, and keeps the result.
     """
     from quietsum.audit import Conclusion, audit_run, folder_of
     from quietsum.runs import Workspace
 
+    if site is not None:
+        return _audit_site(run, site, as_json, alone=attack is None and workspace is None)
     place = Workspace.at(workspace)
     if optional(choice, "attack", attack, ("membership", "clients"), "write --attack membership or --attack clients"):
         return _attack(run, place, as_json, membership=attack == "membership")
@@ -64,6 +76,24 @@ def audit(
         _show(found, "record")
         print(f"wrote {folder_of(run, place) / 'audit.json'}")
         print_next(["report", run, *([] if workspace is None else ["--workspace", workspace])])
+    return CONTRADICTED if found.conclusion is Conclusion.CONTRADICTED else 0
+
+
+def _audit_site(run: str, site: Path, as_json: bool, *, alone: bool) -> int:
+    from quietsum.audit import Conclusion, audit_site
+    from quietsum.errors import InvalidParameter
+    from quietsum.party import load_policy
+
+    if not alone:
+        problem = "goes by the site's own ledger, which holds neither attacks nor a workspace"
+        raise InvalidParameter("--site", str(site), problem, "leave --attack and --workspace out")
+    found, path = audit_site(run, load_policy(site))
+    if as_json:
+        print_json({"run": run, **found.to_dict()})
+    else:
+        print(textwrap.fill(found.sentence, 80), end="\n\n")
+        _show(found, "record")
+        print(f"wrote {path} (mode 0600)")
     return CONTRADICTED if found.conclusion is Conclusion.CONTRADICTED else 0
 
 

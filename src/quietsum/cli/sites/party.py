@@ -205,7 +205,7 @@ def _serve(policy: Path, insecure: bool, verbose: int, stop: threading.Event) ->
     from quietsum.federation import serve_node
     from quietsum.identity import make_signer, read_node_key
     from quietsum.ledger import Ledger, ledger_exists
-    from quietsum.party import SiteAlerts, SiteBooks, SiteService, status_of
+    from quietsum.party import SiteAlerts, SiteBooks, SiteService, canaries_beside, status_of
 
     for problem in in_the_way(loaded, insecure=insecure):  # a mistake leaves nothing behind
         raise problem
@@ -226,7 +226,9 @@ def _serve(policy: Path, insecure: bool, verbose: int, stop: threading.Event) ->
                 raise problem
             _hold_data(loaded, ledger)
             alerts = stack.enter_context(contextlib.closing(SiteAlerts.of(loaded, ledger)))
-            service = SiteService(loaded, ledger, node_key=sign, interruptible=False, alerts=alerts)
+            service = SiteService(
+                loaded, ledger, node_key=sign, interruptible=False, alerts=alerts, canaries=canaries_beside(place)
+            )
             alerts.look()
             _say_who_counts(loaded, known)
             print(f"ledger {ledger.identity.ledger}; waiting for {coordinator.address}", flush=True)

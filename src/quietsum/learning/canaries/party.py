@@ -11,6 +11,7 @@ The record stays with the party: one folder for each, with files for their owner
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CANARIES", "CanaryRound", "PartyCanaries", "PartyRecord", "canaries_of", "carry_steps", "label_of",
-    "party_folder", "read_party",
+    "party_folder", "read_party", "site_folder",
 ]  # fmt: skip
 
 CANARIES = "canaries"
@@ -145,6 +146,14 @@ def read_party(folder: Path, label: str) -> PartyRecord | None:
 def party_folder(run: Path, place: int) -> Path:
     """Where the party at this place of the plan keeps its canaries; a party's name need not be the name of a folder."""
     return run / CANARIES / f"party-{place + 1:05d}"
+
+
+def site_folder(place: Path, run: str, digest: str) -> Path:
+    """Where a site keeps its canaries of the run that its books call ``run``, beside its other runs' in ``place``.
+
+    The name of a run comes from elsewhere and need not be the name of a folder; ``digest`` is its plan's.
+    """
+    return place / hashlib.sha256(f"{run}\n{digest}".encode()).hexdigest()[:32]
 
 
 def label_of(run: str, party: str) -> str:

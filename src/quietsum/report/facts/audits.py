@@ -21,13 +21,18 @@ NOT_YET = {
     "made": False,
     "text": "No audit was made, though the run carried canaries for one: quietsum audit makes it from their record.",
 }
+AT_SITES = {
+    "made": False,
+    "text": "No audit stands here, though the run carried canaries for one: what was recorded of them stays with each "
+    "of its sites, which audit themselves.",
+}
 _KEPT = ("conclusion", "canaries", "included", "steps", "claim", "lower_bound", "record")
 
 
-def report_audit(found: Mapping[str, Any] | None, *, carries: bool) -> dict[str, Any]:
-    """The section of a report from what :func:`quietsum.audit.read_audit` returned."""
+def report_audit(found: Mapping[str, Any] | None, *, carries: bool, sites: bool = False) -> dict[str, Any]:
+    """The section of a report from what :func:`quietsum.audit.read_audit` returned; ``sites`` keep their records."""
     if found is None:
-        return dict(NOT_YET if carries else NO_AUDIT)
+        return dict((AT_SITES if sites else NOT_YET) if carries else NO_AUDIT)
     values: dict[str, Any] = {
         "made": True,
         **{name: found[name] for name in _KEPT},
