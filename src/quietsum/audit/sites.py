@@ -17,7 +17,7 @@ from quietsum.errors import CorruptState, QuietsumError
 from quietsum.files import PRIVATE, write_atomically
 from quietsum.learning import read_party, site_folder
 from quietsum.ledger import Ledger, ledger_exists
-from quietsum.party import Policy, canaries_beside, find_run
+from quietsum.party import Policy, canaries_beside, find_enrolment
 
 __all__ = ["audit_site"]
 
@@ -32,7 +32,7 @@ def audit_site(run: str, policy: Policy) -> tuple[CanaryAudit, Path]:
     if not ledger_exists(place):
         raise QuietsumError(f"{place} does not exist, so there is no run to audit; name the site's --site policy.toml")
     with Ledger.open(place, read_only=True) as ledger:
-        name, resolved = find_run(ledger, run)
+        name, resolved = find_enrolment(ledger, run)
     if not resolved.plan.training.canaries:
         raise QuietsumError(
             f"{run} carried no canaries, and they cannot be added afterwards; they are part of a plan: "

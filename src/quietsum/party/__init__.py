@@ -13,7 +13,7 @@ if TYPE_CHECKING:
         canaries_beside as canaries_beside,
         charges_digest as charges_digest,
         enrolment_charges as enrolment_charges,
-        find_run as find_run,
+        find_enrolment as find_enrolment,
         site_charges as site_charges,
         write_resolved as write_resolved,
     )

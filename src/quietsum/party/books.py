@@ -53,7 +53,7 @@ __all__ = [
     "canaries_beside",
     "charges_digest",
     "enrolment_charges",
-    "find_run",
+    "find_enrolment",
     "list_enrolled_units",
     "name_in_books",
     "read_resolved",
@@ -75,7 +75,7 @@ def canaries_beside(ledger: Path) -> Path:
     return ledger.with_name(f"{ledger.name}.canaries")
 
 
-def find_run(ledger: Ledger, run: str) -> tuple[str, ResolvedPlan]:
+def find_enrolment(ledger: Ledger, run: str) -> tuple[str, ResolvedPlan]:
     """A run by its coordinator's name for it, or by that of the site's own ledger; the latter, and the frozen plan.
 
     Raises QuietsumError if the ledger holds no such run, or several.
