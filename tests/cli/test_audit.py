@@ -71,6 +71,8 @@ def test_a_training_with_canaries_is_audited_beside_its_claim(clouds: str, tmp_p
     values = json.loads(run("audit", name, "--workspace", tmp_path, "--json").stdout)
     assert values["conclusion"] == "consistent" and len(values["evidence"]) == 10
     assert json.loads((tmp_path / "training" / name / "audit.json").read_text())["sentence"] == values["sentence"]
+    assert json.loads(run("audit", "latest", "--workspace", tmp_path, "--json").stdout)["run"] == name
+    assert "does not exist" in run("audit", "latest", "--workspace", tmp_path / "none", code=2).stderr
 
 
 def test_a_run_that_contradicts_its_claim_ends_with_exit_code_5(

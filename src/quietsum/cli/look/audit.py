@@ -22,7 +22,8 @@ RunArgument = Annotated[
     str,
     typer.Argument(
         metavar="RUN", show_default=False,
-        help="A run or training that carried canaries; with --attack any training, or a federation's run.",
+        help="A run or training that carried canaries, latest for the newest; with --attack any training, or a "
+        "federation's run.",
     ),
 ]  # fmt: skip
 AttackOption = Annotated[
@@ -66,6 +67,10 @@ def audit(
     if site is not None:
         return _audit_site(run, site, as_json, alone=attack is None and workspace is None)
     place = Workspace.at(workspace)
+    if run == "latest":
+        from quietsum.report import find_run
+
+        run = find_run(run, place).run
     if optional(choice, "attack", attack, ("membership", "clients"), "write --attack membership or --attack clients"):
         return _attack(run, place, as_json, membership=attack == "membership")
     found = audit_run(run, place)
