@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         hash_frozen as hash_frozen,
         save_trained as save_trained,
     )
+    from quietsum.learning.libraries.hf_trainer import WrappedTrainer as WrappedTrainer, wrap_trainer as wrap_trainer
     from quietsum.learning.noise.gradient_noise import find_uncovered_norms as find_uncovered_norms
     from quietsum.learning.own_loop import (
         PoissonLoader as PoissonLoader,

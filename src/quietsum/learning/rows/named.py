@@ -37,7 +37,16 @@ from quietsum.learning.rows.records import _choose as _choose_rows
 from quietsum.learning.step import cross_entropy
 from quietsum.learning.validation import refuse_training_records
 
-__all__ = ["ByColumns", "ModelLoss", "NamedLoss", "NamedRecords", "RecordColumns", "check_own_loss", "read_named"]
+__all__ = [
+    "ByColumns",
+    "ModelLoss",
+    "NamedLoss",
+    "NamedRecords",
+    "RecordColumns",
+    "base_of",
+    "check_own_loss",
+    "read_named",
+]
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +170,7 @@ class ModelLoss:
     @classmethod
     def of(cls, model: nn.Module, columns: RecordColumns) -> ModelLoss:
         """The loss that fits ``model``, or an error that teaches."""
-        base: Any = _base(model)
+        base: Any = base_of(model)
         kind, config = getattr(base, "loss_type", None), getattr(base, "config", None)
         encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
         if kind not in _KNOWN:
@@ -188,7 +197,7 @@ class ModelLoss:
         """The loss of each record."""
         inputs, labels = self.split(batch)
         if self.encoder_decoder and labels.dim() > 1:
-            made: Any = getattr(_base(model), "prepare_decoder_input_ids_from_labels")  # noqa: B009 (it is no Module's)
+            made: Any = getattr(base_of(model), "prepare_decoder_input_ids_from_labels")  # noqa: B009 (it is no Module's)
             inputs["decoder_input_ids"] = made(labels=labels)
         called: Any = model
         logits: Tensor = called(**inputs).logits
@@ -229,14 +238,14 @@ def check_own_loss(model: nn.Module, loss: ModelLoss, rows: Batch) -> None:
         told = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         problem = f"cannot read a made-up record ({told})"
         remedy = "compare the columns of a record with what the model's forward takes, or pass loss="
-        raise InvalidParameter("model", type(_base(model)).__name__, problem, remedy) from error
+        raise InvalidParameter("model", type(base_of(model)).__name__, problem, remedy) from error
     if not abs(own - ours) <= 1e-3 * max(1.0, abs(own)):
         problem = f"has a loss of its own ({own:.4g} on a made-up record, where the usual one is {ours:.4g})"
         remedy = "pass loss=, a function of (model, batch) with one value per record; batch is a dict of tensors"
-        raise InvalidParameter("model", type(_base(model)).__name__, problem, remedy)
+        raise InvalidParameter("model", type(base_of(model)).__name__, problem, remedy)
 
 
-def _base(model: nn.Module) -> nn.Module:
+def base_of(model: nn.Module) -> nn.Module:
     """The model inside PEFT's wrapper, or inside torch.compile's; itself otherwise."""
     inner = getattr(model, "_orig_mod", model)
     unwrap = getattr(inner, "get_base_model", None)
@@ -311,7 +320,7 @@ def _choose(row: Mapping[str, Any], example: Any, model: nn.Module, loss: Loss) 
     spelt = {_SPELT.get(name, name): value for name, value in row.items()}
     numbers = [name for name, value in spelt.items() if _is_number(value)]
     if loss is cross_entropy:
-        base: Any = _base(model)
+        base: Any = base_of(model)
         taken = inspect.signature(base.forward).parameters
         if not hasattr(base, "config") or "labels" not in taken:
             problem = "comes with records that are dicts, and it is no model of transformers with a loss of its own"
@@ -327,7 +336,7 @@ def _choose(row: Mapping[str, Any], example: Any, model: nn.Module, loss: Loss) 
     if left:
         log.warning("left out of the records: the columns %s", ", ".join(left))
     length = len(spelt["input_ids"]) if example is not None and "input_ids" in names else None
-    padding = getattr(getattr(_base(model), "config", None), "pad_token_id", None)
+    padding = getattr(getattr(base_of(model), "config", None), "pad_token_id", None)
     return RecordColumns(names, length, padding if isinstance(padding, int) else 0)
 
 

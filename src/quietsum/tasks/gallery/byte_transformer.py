@@ -96,7 +96,7 @@ class ByteTransformer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The scores. Guarantees: row i depends on document i alone."""
-        tokens = tokens[:, :-1].unflatten(1, (-1, self.length)).long()
+        tokens = tokens[:, :-1].reshape(len(tokens), -1, self.length).long()
         tokens = torch.where((tokens >= 0) & (tokens < MARK), tokens, MARK)
         places = torch.arange(tokens.shape[-1], device=tokens.device).expand(tokens.shape)
         values = self.norm(self.blocks(self.bytes(tokens) + self.places(places)))
