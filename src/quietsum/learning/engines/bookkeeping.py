@@ -29,13 +29,15 @@ from quietsum.learning.clipping import Clip
 from quietsum.learning.engines.batch_mixing import NORMS, mixing_now, refuse_mixing
 from quietsum.learning.engines.completeness import find_unaccounted
 from quietsum.learning.engines.dense import DenseStack, stacks_in
-from quietsum.learning.engines.layers import Use
+from quietsum.learning.engines.hardware.compiled import CompiledBlocks
+from quietsum.learning.engines.layers import Use, norms_in_one
 from quietsum.learning.engines.naive import NaiveEngine
 from quietsum.learning.engines.protocol import (
     Batch,
     Block,
     Engine,
     Loss,
+    begin_forward,
     count_small,
     group_of,
     in_blocks,
@@ -74,8 +76,12 @@ class BookkeepingEngine:
     too, on the first few batches and on every new path: a model may sort its rows and put them back.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, clip: Clip, *, micro_batch: int | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, clip: Clip, *, micro_batch: int | None = None, backend: str | None = None
+    ) -> None:
+        """``backend`` is that of torch.compile, for the step itself; None does not compile it."""
         self._model, self._loss, self._clip, self._micro_batch = model, loss, clip, micro_batch
+        self._graphs = None if backend is None else CompiledBlocks(model, loss, self._run_recorded, backend)
         names, self._parameters = trainable(model)
         self._groups = clip.groups(names)
         self._group_of = group_of(self._groups, len(names))
@@ -104,15 +110,19 @@ class BookkeepingEngine:
     @property
     def name(self) -> str:
         """As in ``engine_for``."""
-        return "bookkeeping"
+        return "bookkeeping" if self._graphs is None else "compiled"
 
     @property
     def why(self) -> str:
         """Why this engine, and which modules it had to treat one by one."""
         local = [slot.label for slot in self._slots if slot.local and not slot.direct]
-        if not local:
-            return "every trainable layer is known, so one backward pass is enough"
-        return f"most layers are known; per-example gradients by vmap for {', '.join(local)}"
+        known = "every trainable layer is known, so one backward pass is enough"
+        if local:
+            known = f"most layers are known; per-example gradients by vmap for {', '.join(local)}"
+        if self._graphs is None:
+            return known
+        problem = self._graphs.problem
+        return f"{known}; " + ("the step is compiled" if problem is None else f"not compiled, because {problem}")
 
     @property
     def parameters(self) -> tuple[nn.Parameter, ...]:
@@ -130,6 +140,8 @@ class BookkeepingEngine:
     def _clipped_sum(self, batch: Batch) -> tuple[Tensor, ...]:
         if any(mixing_now(module) for module in self._norm_layers):
             refuse_mixing(self._model)
+        if self._graphs is not None:
+            self._graphs.begin()
         try:
             sums, self._norms = in_blocks(batch, self._micro_batch, self._parameters, len(self._groups), self._block)
         except NothingFinite:  # no way of bookkeeping can be tried on this batch; another one will show
@@ -149,19 +161,43 @@ class BookkeepingEngine:
     # ---------------------------------------------------------------------------------------- one piece
 
     def _block(self, batch: Batch, rows: int) -> Block:
+        if self._graphs is not None and self._checked and self._looks >= _LOOKS:
+            begin_forward()
+            found = self._graphs(batch, rows, lambda: self._ordinary(batch, rows))
+            if found is not None:
+                return found
+        return self._ordinary(batch, rows)
+
+    def _run_recorded(self, batch: Batch, weights: Tensor) -> tuple[list[Tensor], Tensor]:
+        """For :mod:`quietsum.learning.engines.hardware.compiled`: factors times ``weights``, and no look at values."""
+        rows = len(weights)
+        with torch.enable_grad(), self._eagerly():
+            edges, losses = self._edges(self._losses(batch, rows))
+            gradients: deque[Tensor | None] = deque(torch.autograd.grad(losses.sum(), edges, allow_unused=True))
+        with torch.no_grad():
+            uses = self._uses(gradients, rows)
+            norms = self._norms_of(uses, rows)
+            factors = self._clip.factors(norms) * weights.to(norms.dtype)[:, None]
+            columns = [factors.view(-1)] if len(self._groups) == 1 else list(factors.t().contiguous().unbind())
+            return self._weigh(uses, columns), norms
+
+    def _ordinary(self, batch: Batch, rows: int) -> Block:
         with torch.enable_grad(), self._eagerly():
             if self._looks < _LOOKS and self._checked and rows > 1:
                 self._look(batch, rows)
                 self._looks += 1
-            losses = self._losses(batch, rows)
-            edges: list[Any] = [out for stack in self._stacks for out in stack.outs()]
-            edges += [edge for slot in self._slots for call in slot.calls for edge in call.edges]
+            edges, losses = self._edges(self._losses(batch, rows))
             if not edges:
                 return [torch.zeros_like(p) for p in self._parameters], losses.new_zeros((rows, len(self._groups)))
             gradients: deque[Tensor | None] = deque(torch.autograd.grad(losses.sum(), edges, allow_unused=True))
         del losses, edges
         with torch.no_grad():
             return self._settle(gradients, rows)
+
+    def _edges(self, losses: Tensor) -> tuple[list[Any], Tensor]:
+        """Where gradients are wanted."""
+        edges: list[Any] = [out for stack in self._stacks for out in stack.outs()]
+        return edges + [edge for slot in self._slots for call in slot.calls for edge in call.edges], losses
 
     def _eagerly(self) -> AbstractContextManager[Any]:
         """A compiled model runs as it was written: no notes can be taken inside of a compiled graph."""
@@ -208,7 +244,7 @@ class BookkeepingEngine:
         """(n, groups) norms from those of the parameters."""
         order = self._clip.order
         if len(self._groups) == 1:
-            every = [norm for _, use in uses for norm in use.norms(order)]
+            every = norms_in_one([use for _, use in uses], order)
             return joint_norm(every or [self._parameters[0].new_zeros(rows)], order).unsqueeze(1)
         measured: list[list[Tensor]] = [[] for _ in self._groups]
         for numbers, use in uses:
@@ -428,9 +464,14 @@ class AutoEngine:
     The loop takes over only if vmap has served no batch yet: what one record raises later does not change the engine.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, clip: Clip, *, micro_batch: int | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, clip: Clip, *, micro_batch: int | None = None, backend: str | None = None
+    ) -> None:
+        """``backend`` as in :class:`BookkeepingEngine`."""
         self._model, self._loss, self._clip, self._micro_batch = model, loss, clip, micro_batch
-        self._books: BookkeepingEngine | None = BookkeepingEngine(model, loss, clip, micro_batch=micro_batch)
+        self._books: BookkeepingEngine | None = BookkeepingEngine(
+            model, loss, clip, micro_batch=micro_batch, backend=backend
+        )
         self._engine: Engine = self._books
         self._settled = False
 

@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from quietsum.learning.engines.hardware.erase import erase
+from quietsum.learning.engines.hardware.room import Room
 from quietsum.learning.engines.layers import (
     Entries,
-    Room,
-    _erase,
     _weigh,
+    balance_of,
     ghost_norms,
     per_example,
     plan_for,
@@ -86,7 +87,7 @@ class Geometry:
 class ConvolutionUse:
     """A convolution, called once or several times."""
 
-    __slots__ = ("_entries", "_geometry", "_kept", "_module", "_room", "_summed", "_weight")
+    __slots__ = ("_entries", "_geometry", "_kept", "_module", "_own", "_room", "_summed", "_weight")
 
     def __init__(
         self,
@@ -100,6 +101,7 @@ class ConvolutionUse:
     ) -> None:
         self._module, self._geometry, self._weight, self._room = module, geometry, weight, room
         self._entries = [(geometry.pad_input(x), g if g.dim() == 4 else g[:, :, None]) for x, g in entries]
+        self._own = [x.grad_fn is not None or (any(geometry.pad) and not geometry.whole) for x, _ in entries]
         self._kept: Tensor | None = None
         self._summed: Tensor | None = None
         if bias:
@@ -132,7 +134,7 @@ class ConvolutionUse:
     def _weight_norms(self, order: int) -> Tensor:
         rows, positions, cells, outputs = self._sizes()
         groups, item = self._geometry.groups, self._module.weight.element_size()
-        plan = plan_for(rows * groups, positions, cells, outputs, item)
+        plan = plan_for(rows * groups, positions, cells, outputs, item, balance_of(self._entries[0][1]))
         starts = row_pieces(rows, groups * cells * positions * item, self._module.weight.device.type)
         if plan == "ghost" and order == 2:
             found = []
@@ -171,9 +173,12 @@ class ConvolutionUse:
 
     def drop(self, bad: Tensor) -> None:
         """See :class:`quietsum.learning.engines.layers.Use`."""
-        self._entries = [(_erase(x, bad), _erase(g, bad)) for x, g in self._entries]
-        self._kept = None if self._kept is None else _erase(self._kept, bad)
-        self._summed = None if self._summed is None else _erase(self._summed, bad)
+        if self._kept is not None:
+            self._kept = erase(self._kept, bad, own=True)
+        else:
+            pairs = zip(self._entries, self._own, strict=True)
+            self._entries = [(erase(x, bad, own=own), erase(g, bad, own=True)) for (x, g), own in pairs]
+        self._summed = None if self._summed is None else erase(self._summed, bad, own=True)
 
     def weigh(self, factors: Sequence[Tensor]) -> list[Tensor]:
         """See :class:`quietsum.learning.engines.layers.Use`."""

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from quietsum.learning.engines.layers import Use
+from quietsum.learning.engines.layers import OuterUse, Use
 from quietsum.learning.engines.shared.broadcast import NotCovered
 from quietsum.learning.engines.tracing import Slot
 
@@ -126,12 +126,18 @@ class DenseStack:
 
     def uses(self, gradients: deque[Tensor | None], rows: int) -> list[tuple[tuple[int, ...], Use]]:
         """Walk each pass backwards from the gradient at its output: what the layers contribute, with their numbers."""
-        walked = [self._walk(done, g, rows) for done in self._passes if (g := gradients.popleft()) is not None]
+        given = [(done, g) for done in self._passes if (g := gradients.popleft()) is not None]
+        walked = [self._walk(done, g, rows) for done, g in given]
         self._passes = []
         if not walked:
             return []
         entries = zip(*walked, strict=True) if len(walked) > 1 else ((pair,) for pair in walked[0])
-        return [(slot.parameters, slot.build(each, rows)) for slot, each in zip(self.slots, entries, strict=True)]
+        found = [(slot.parameters, slot.build(each, rows)) for slot, each in zip(self.slots, entries, strict=True)]
+        if len(walked) == 1:  # what the walk has made is its own; torch may hand the gradient at the end to two places
+            for (_, use), (_, g) in zip(found, walked[0], strict=True):
+                if isinstance(use, OuterUse):
+                    use.owned = g is not given[0][1]
+        return found
 
     def _walk(self, done: Pass, g: Tensor, rows: int) -> list[tuple[Tensor, Tensor]]:
         """Activations and gradients of every layer with something to train, the last layer first."""

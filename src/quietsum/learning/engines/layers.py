@@ -9,20 +9,24 @@ A layer saw activations a and its output received gradients g. For a Linear laye
     discard  neither:            the same in pieces, for the norm alone
 
 A :class:`Use` is one parameter set in one batch. Once the factors c_i are known, the weighted gradient is one product
-Σ_i c_i g_i a_iᵀ (Bu et al. 2023), or c times what was kept. A ghost norm is a difference of large numbers when
-positions cancel; there it is raised by a bound of its rounding error, so that no example slips under the clip.
+Σ_i c_i g_i a_iᵀ (Bu et al. 2023), or c times what was kept. Layers that were given the same input, as queries, keys and
+values are, share its products: ‖(G₁, G₂)‖² = Σ_ts (a_t·a_s)(g¹_t·g¹_s + g²_t·g²_s) (:func:`norms_in_one`). A ghost norm
+is a difference of large numbers when positions cancel; there it is raised by a bound of its rounding error, so that no
+example slips under the clip.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias, final
+from typing import Any, Protocol, TypeAlias, final
 
 import torch
 from torch import Tensor
 
+from quietsum.learning.engines.hardware import half
+from quietsum.learning.engines.hardware.erase import erase
+from quietsum.learning.engines.hardware.room import Room
 from quietsum.learning.engines.protocol import flat_rows
 
 __all__ = [
@@ -31,11 +35,13 @@ __all__ = [
     "InstanceUse",
     "MatrixUse",
     "OuterUse",
-    "Room",
     "SeveralUses",
     "SharedLookupUse",
     "Use",
     "affine_use",
+    "balance_of",
+    "in_full",
+    "norms_in_one",
     "plan_for",
 ]
 
@@ -43,7 +49,6 @@ Entries: TypeAlias = Sequence[tuple[Tensor, Tensor]]
 """Per call of a layer: what came in, and the gradient at what went out."""
 
 _KEEP_BYTES = 1 << 28
-_ROOM_BYTES = 1 << 25
 _PIECE_BYTES = {"cpu": 1 << 20, "cuda": 1 << 29}
 _DOUBT = 1e3  # a ghost norm this many times above its error bound is taken as it is
 
@@ -68,20 +73,44 @@ class Use(Protocol):
         ...
 
 
-def plan_for(rows: int, positions: int, inputs: int, outputs: int, item: int) -> str:
+def plan_for(rows: int, positions: int, inputs: int, outputs: int, item: int, balance: float = 0.0) -> str:
     """Ghost, keep or discard, by arithmetic and memory traffic counted per example.
+
+    ``balance`` is how many multiplications a card makes while it moves one byte; 0 for a processor, whose caches hold
+    what is counted here.
 
     >>> plan_for(256, 32, 64, 192, 4), plan_for(256, 196, 64, 16, 4), plan_for(1024, 16, 4608, 512, 4)
     ('keep', 'keep', 'ghost')
+    >>> [plan_for(256, 256, *sizes, 4, 45.0) for sizes in ((384, 384), (768, 768), (768, 16))]
+    ['discard', 'ghost', 'keep']
     """
     size = inputs * outputs
     product = positions * size
-    ghost = positions * positions * (inputs + outputs + 8) + product
-    keep = product * 1.25 + 12 * size
+    pairs, each = (24 * balance, 12 * balance) if balance else (8, 12)
+    ghost = positions * positions * (inputs + outputs + pairs) + product
+    keep = product * 1.25 + each * size
     if rows * size * item > _KEEP_BYTES:
-        keep = 2 * product + 12 * size
+        keep = 2 * product + (8 * balance if balance else 12) * size
         return "ghost" if ghost <= keep else "discard"
     return "ghost" if ghost < keep else "keep"
+
+
+def balance_of(part: Tensor) -> float:
+    """Multiplications for each byte moved, on the device of ``part`` and in its precision; 0 for a processor.
+
+    From an H200's data sheet, less a fifth: 495 Tflop/s in TF32, 989 in bfloat16 and 67 in float32 at 4.8 TB/s. Only
+    which way is cheapest hangs on it.
+    """
+    if not part.is_cuda:
+        return 0.0
+    if part.dtype is torch.float32:
+        return 45.0 if torch.backends.cuda.matmul.allow_tf32 else 6.0
+    return 80.0 if half.is_half(part) else 6.0
+
+
+def in_full(part: Tensor) -> Tensor:
+    """Half precision as float32."""
+    return part.float() if part.dtype in (torch.float16, torch.bfloat16) else part
 
 
 def row_pieces(rows: int, bytes_each: int, device: str) -> range:
@@ -90,16 +119,27 @@ def row_pieces(rows: int, bytes_each: int, device: str) -> range:
     return range(0, rows, step)
 
 
-def ghost_norms(a: Tensor, g: Tensor) -> Tensor:
-    """‖Σ_t g_t a_tᵀ‖ for each example, from (n, t, in) and (n, t, out), without forming the products."""
+def ghost_norms(a: Tensor, *gs: Tensor) -> Tensor:
+    """‖Σ_t g_t a_tᵀ‖ for each example, from (n, t, in) and (n, t, out), without forming the products.
+
+    Several g are one whose features are lined up. In bfloat16 it is a bound that covers rounding.
+    """
     rows, positions = a.shape[:2]
-    starts = row_pieces(rows, 2 * positions * positions * a.element_size(), a.device.type)
-    found = [_ghost_piece(a[s : s + starts.step], g[s : s + starts.step]) for s in starts]
+    starts = row_pieces(rows, 2 * positions * positions * max(4, a.element_size()), a.device.type)
+    found = [_ghost_piece(*(part[s : s + starts.step] for part in (a, *gs))) for s in starts]
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
-def _ghost_piece(a: Tensor, g: Tensor) -> Tensor:
-    return norms_from_products(torch.bmm(a, a.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2)))
+def _ghost_piece(a: Tensor, *gs: Tensor) -> Tensor:
+    if half.is_half(a):
+        right = half.pair_products(gs[0])
+        for g in gs[1:]:
+            right += half.pair_products(g)
+        return half.bound_ghost(half.pair_products(a), right, a.shape[2], sum(g.shape[2] for g in gs) + len(gs))
+    right = torch.bmm(gs[0], gs[0].transpose(1, 2))
+    for g in gs[1:]:
+        right.baddbmm_(g, g.transpose(1, 2))
+    return norms_from_products(torch.bmm(a, a.transpose(1, 2)), right)
 
 
 def norms_from_products(left: Tensor, right: Tensor) -> Tensor:
@@ -130,35 +170,8 @@ def _unit(a: Tensor) -> float:
     return 4 * torch.finfo(a.dtype).eps
 
 
-@final
-class Room:
-    """Memory that a layer keeps from step to step: fresh pages cost a processor more than the sums they hold.
-
-    A card's allocator does the same by itself, and very large pieces are not kept.
-    """
-
-    __slots__ = ("_kept",)
-
-    def __init__(self) -> None:
-        self._kept: dict[str, Tensor] = {}
-
-    def take(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-        """An uninitialised tensor, valid until the same name is taken again."""
-        size = math.prod(shape)
-        if like.is_cuda or size * like.element_size() > _ROOM_BYTES:
-            return like.new_empty(tuple(shape))
-        found = self._kept.get(name)
-        if found is None or found.numel() < size or found.dtype != like.dtype or found.device != like.device:
-            found = self._kept[name] = like.new_empty(size + size // 4)  # Poisson batches differ in size
-        return found[:size].view(tuple(shape))
-
-
 def _weigh(factors: Tensor, kept: Tensor) -> Tensor:
     return (factors @ flat_rows(kept)).view(kept.shape[1:])
-
-
-def _erase(part: Tensor, bad: Tensor) -> Tensor:
-    return part.masked_fill(bad.view(-1, *[1] * (part.dim() - 1)), 0)
 
 
 def per_example(part: Tensor, order: int) -> Tensor:
@@ -171,10 +184,11 @@ def per_example(part: Tensor, order: int) -> Tensor:
 class OuterUse:
     """A Linear layer with one position per example: (n, in) and (n, out)."""
 
-    __slots__ = ("_a", "_bias", "_g", "_weight")
+    __slots__ = ("_a", "_bias", "_g", "_weight", "owned")
 
     def __init__(self, a: Tensor, g: Tensor, *, weight: bool, bias: bool) -> None:
         self._a, self._g, self._weight, self._bias = a, g, weight, bias
+        self.owned = False  # whether g may be written to when it is weighed, once
 
     def norms(self, order: int) -> list[Tensor]:
         """See :class:`Use`."""
@@ -199,7 +213,7 @@ class OuterUse:
 
     def drop(self, bad: Tensor) -> None:
         """See :class:`Use`."""
-        self._a, self._g = _erase(self._a, bad), _erase(self._g, bad)
+        self._a, self._g = erase(self._a, bad), erase(self._g, bad)
 
     def weigh(self, factors: Sequence[Tensor]) -> list[Tensor]:
         """See :class:`Use`."""
@@ -207,6 +221,9 @@ class OuterUse:
         if not self._weight:
             return [factor @ g]
         column = factor.unsqueeze(1)
+        if self.owned and self._bias and factors[1] is factor:
+            g.mul_(column)
+            return [g.t().mm(a), g.sum(0)]
         if self._bias and (factors[1] is factor or g.shape[1] <= a.shape[1]):
             g = g * column
             return [g.t().mm(a), g.sum(0) if factors[1] is factor else factors[1] @ self._g]
@@ -216,31 +233,57 @@ class OuterUse:
 
 @final
 class MatrixUse:
-    """A Linear layer with several positions, or used several times: (n, t, in) and (n, t, out), any strides."""
+    """A Linear layer with several positions, or used several times: (n, t, in) and (n, t, out), any strides.
 
-    __slots__ = ("_a", "_g", "_kept", "_room", "_summed", "_weight")
+    Both in bfloat16 are multiplied as they are, and the norm is a bound that covers the rounding
+    (:mod:`quietsum.learning.engines.hardware.half`).
+    """
 
-    def __init__(self, a: Tensor, g: Tensor, *, weight: bool, bias: bool, room: Room) -> None:
-        self._a, self._g, self._weight, self._room = a, g, weight, room
+    __slots__ = ("_a", "_g", "_kept", "_own", "_room", "_scaled", "_summed", "_weight")
+
+    def __init__(self, a: Tensor, g: Tensor, *, weight: bool, bias: bool, room: Room, own: bool = False) -> None:
+        """``own``: a belongs to the step alone, as every g does."""
+        self._a, self._g, self._weight, self._room, self._own = a, g, weight, room, own
+        self._scaled: _Scaled | None = None
         self._kept: Tensor | None = None
-        self._summed = g.sum(1) if bias else None
+        self._summed = (g.sum(1, dtype=torch.float32) if half.is_half(g) else g.sum(1)) if bias else None
 
     def norms(self, order: int) -> list[Tensor]:
         """See :class:`Use`."""
         found = [self._weight_norms(order)] if self._weight else []
-        return [*found, per_example(self._summed, order)] if self._summed is not None else found
+        return [*found, *self.bias_norms(order)]
+
+    def bias_norms(self, order: int) -> list[Tensor]:
+        """That of the bias, if it is trained."""
+        return [] if self._summed is None else [per_example(self._summed, order)]
+
+    def plan(self, outputs: int | None = None) -> str:
+        """How the weight's norm is had; with ``outputs`` features at the output instead of its own."""
+        a, wide = self._a, self._g.shape[2] if outputs is None else outputs
+        return plan_for(len(a), a.shape[1], a.shape[2], wide, max(4, a.element_size()), balance_of(a))
+
+    @property
+    def given(self) -> tuple[Any, ...] | None:
+        """The input in memory, alike for layers that were given the same; None if the weight is not trained."""
+        a = self._a
+        return (a.data_ptr(), a.shape, a.stride(), a.dtype) if self._weight else None
 
     def _weight_norms(self, order: int) -> Tensor:
         a, g = self._a, self._g
-        rows, positions = a.shape[:2]
-        plan = plan_for(rows, positions, a.shape[2], g.shape[2], a.element_size())
+        plan = self.plan()
         if plan == "ghost" and order == 2:
             return ghost_norms(a, g)
         if plan == "discard":
-            starts = row_pieces(rows, a.shape[2] * g.shape[2] * a.element_size(), a.device.type)
-            each = [torch.bmm(g[s : s + starts.step].transpose(1, 2), a[s : s + starts.step]) for s in starts]
-            return torch.cat([per_example(part, order) for part in each])
-        self._kept = self._room.take("kept", (rows, g.shape[2], a.shape[2]), a)
+            starts = row_pieces(len(a), a.shape[2] * g.shape[2] * max(4, a.element_size()), a.device.type)
+            each = [_outer(a[s : s + starts.step], g[s : s + starts.step]) for s in starts]
+            norms = torch.cat([per_example(part, order) for part in each])
+            if not half.is_half(a):
+                return norms
+            return half.bound_formed(norms, half.lengths_of(a, g, order), a.shape[1], a.shape[2] + g.shape[2])
+        if half.is_half(a):
+            self._kept = _outer(a, g)
+            return per_example(self._kept, order)
+        self._kept = self._room.take("kept", (len(a), g.shape[2], a.shape[2]), a)
         torch.bmm(g.transpose(1, 2), a, out=self._kept)
         return per_example(self._kept, order)
 
@@ -251,31 +294,103 @@ class MatrixUse:
     def apart(self) -> tuple[Use, Use]:
         """Weight and bias on their own."""
         assert self._summed is not None
-        return MatrixUse(self._a, self._g, weight=True, bias=False, room=self._room), InstanceUse([self._summed])
+        weight = MatrixUse(self._a, self._g, weight=True, bias=False, room=self._room, own=self._own)
+        return weight, InstanceUse([self._summed])
 
     def instances(self) -> list[Tensor]:
         """See :class:`Use`."""
-        found = [torch.bmm(self._g.transpose(1, 2), self._a)] if self._weight else []
+        found = [_outer(self._a, self._g)] if self._weight else []
         return [*found, self._summed] if self._summed is not None else found
 
     def drop(self, bad: Tensor) -> None:
         """See :class:`Use`."""
-        self._a, self._g = _erase(self._a, bad), _erase(self._g, bad)
-        self._kept = None if self._kept is None else _erase(self._kept, bad)
-        self._summed = None if self._summed is None else _erase(self._summed, bad)
+        if self._kept is not None:
+            self._kept = erase(self._kept, bad, own=True)
+        else:
+            self._g = erase(self._g, bad, own=True)
+            if self._scaled is None or not self._scaled.made:
+                self._a = erase(self._a, bad, own=self._own)
+        self._summed = None if self._summed is None else erase(self._summed, bad, own=True)
+
+    def share(self, scaled: _Scaled) -> None:
+        """Take the weighted input from others that were given the same."""
+        self._scaled = scaled
 
     def weigh(self, factors: Sequence[Tensor]) -> list[Tensor]:
         """See :class:`Use`."""
         found = []
         if self._weight:
-            if self._kept is not None:
-                found.append(_weigh(factors[0], self._kept))
-            else:
-                a, back = self._a, self._g * factors[0][:, None, None]
-                if a.stride(0) < a.stride(1):  # laid out position by position
-                    a, back = a.transpose(0, 1), back.transpose(0, 1)
-                found.append(back.flatten(0, 1).t().mm(a.flatten(0, 1)))
+            found.append(self._weigh_weight(factors[0]) if self._kept is None else _weigh(factors[0], self._kept))
         return [*found, factors[-1] @ self._summed] if self._summed is not None else found
+
+    def _weigh_weight(self, factors: Tensor) -> Tensor:
+        """Σ_i c_i Σ_t g_t a_tᵀ; the narrower of the two is copied."""
+        a, g = self._a, self._g
+        if self._scaled is not None:
+            a = self._scaled.take(a, factors)
+        elif g.shape[2] <= a.shape[2]:
+            g = _scale(g, factors)
+        else:
+            a = _scale(a, factors)
+        if self._a.stride(0) < self._a.stride(1):  # laid out position by position
+            a, g = a.transpose(0, 1), g.transpose(0, 1)
+        left, right = g.flatten(0, 1).t(), a.flatten(0, 1)
+        return half.multiply_matrices(left, right) if half.is_half(a) else left.mm(right)
+
+
+def _outer(a: Tensor, g: Tensor) -> Tensor:
+    """Σ_t g_t a_tᵀ for each example."""
+    return half.multiply_pairs(g.transpose(1, 2), a) if half.is_half(a) else torch.bmm(g.transpose(1, 2), a)
+
+
+def _scale(part: Tensor, factors: Tensor) -> Tensor:
+    return half.scale(part, factors) if half.is_half(part) else part * factors[:, None, None]
+
+
+@final
+class _Scaled:
+    """c_i a_i, made once for the layers that were given a."""
+
+    __slots__ = ("_factors", "_made")
+
+    def __init__(self) -> None:
+        self._factors: Tensor | None = None
+        self._made: Tensor | None = None
+
+    @property
+    def made(self) -> bool:
+        """Whether the input itself is not needed any more."""
+        return self._made is not None
+
+    def take(self, a: Tensor, factors: Tensor) -> Tensor:
+        """For these factors."""
+        if self._made is None or self._factors is not factors:
+            self._factors, self._made = factors, _scale(a, factors)
+        return self._made
+
+
+def norms_in_one(uses: Sequence[Use], order: int) -> list[Tensor]:
+    """Norms, (n,) each, whose joint norm is that of all parameters together; what was given the same is done in one."""
+    found: list[Tensor] = []
+    alike: dict[Any, list[MatrixUse]] = {}
+    for use in uses:
+        key = use.given if order == 2 and isinstance(use, MatrixUse) else None
+        if key is None:
+            found += use.norms(order)
+        else:
+            alike.setdefault(key, []).append(use)  # type: ignore[arg-type]  # a key is a MatrixUse's
+    for same in alike.values():
+        widths, inputs = [use.pair()[1].shape[2] for use in same], same[0].pair()[0].shape[2]
+        if len(same) > 1 and sum(min(width, inputs) for width in widths) >= inputs:
+            scaled = _Scaled()
+            for use in same:
+                use.share(scaled)
+        if len(same) > 1 and same[0].plan(sum(widths)) == "ghost":
+            found.append(ghost_norms(same[0].pair()[0], *(use.pair()[1] for use in same)))
+            found += [norm for use in same for norm in use.bias_norms(order)]
+        else:
+            found += [norm for use in same for norm in use.norms(order)]
+    return found
 
 
 @final
@@ -297,7 +412,7 @@ class InstanceUse:
 
     def drop(self, bad: Tensor) -> None:
         """See :class:`Use`."""
-        self._kept = [_erase(part, bad) for part in self._kept]
+        self._kept = [erase(part, bad, own=True) for part in self._kept]
 
     def weigh(self, factors: Sequence[Tensor]) -> list[Tensor]:
         """See :class:`Use`."""
@@ -368,7 +483,7 @@ class EmbeddingUse:
 
     def drop(self, bad: Tensor) -> None:
         """See :class:`Use`."""
-        self._g = _erase(self._g, bad)
+        self._g = erase(self._g, bad, own=True)
 
     def weigh(self, factors: Sequence[Tensor]) -> list[Tensor]:
         """See :class:`Use`."""
@@ -408,7 +523,7 @@ class SharedLookupUse:
 
     def drop(self, bad: Tensor) -> None:
         """See :class:`Use`."""
-        self._summed = _erase(self._summed, bad)
+        self._summed = erase(self._summed, bad, own=True)
 
     def weigh(self, factors: Sequence[Tensor]) -> list[Tensor]:
         """See :class:`Use`."""

@@ -9,6 +9,9 @@ division, no step. All engines give the same answer up to rounding; they differ 
     opacus         Opacus' hooks: every example's whole gradient, layer by layer
     opacus-ghost   Opacus' ghost clipping: two backward passes
     naive          a loop over examples: slow, obvious, the referee
+
+``compiled`` is bookkeeping as one graph for torch.compile, and nothing else where the model cannot be recorded
+(:mod:`quietsum.learning.engines.hardware.compiled`). It pays on graphics cards, after minutes of compilation.
 """
 
 from __future__ import annotations
@@ -84,13 +87,14 @@ def engine_for(name: str, model: nn.Module, loss: Loss, clip: Clip, *, micro_bat
 
     if micro_batch is not None:
         micro_batch = whole_number("micro_batch", micro_batch, 1)
-    if name not in ENGINES:
-        raise InvalidParameter("engine", name, "is not known", f"choose one of {', '.join(ENGINES)}")
+    if name not in (*ENGINES, "compiled"):
+        raise InvalidParameter("engine", name, "is not known", f"choose one of {', '.join(ENGINES)}, compiled")
     refuse_mixing(model)
-    if name == "auto":
+    if name in ("auto", "compiled"):
         from quietsum.learning.engines.bookkeeping import AutoEngine
 
-        return AutoEngine(model, loss, clip, micro_batch=micro_batch)
+        backend = "inductor" if name == "compiled" else None
+        return AutoEngine(model, loss, clip, micro_batch=micro_batch, backend=backend)
     if name == "bookkeeping":
         from quietsum.learning.engines.bookkeeping import BookkeepingEngine
 
@@ -153,11 +157,16 @@ def before_each_forward(begin: Callable[[], None]) -> Iterator[None]:
         _BEFORE_FORWARD.reset(token)
 
 
-def losses_of(loss: Loss, model: nn.Module, batch: Batch, rows: int) -> Tensor:
-    """The loss of each example, or an error that teaches when they were averaged."""
+def begin_forward() -> None:
+    """What must happen before each forward pass."""
     before = _BEFORE_FORWARD.get()
     if before is not None:
         before()
+
+
+def losses_of(loss: Loss, model: nn.Module, batch: Batch, rows: int) -> Tensor:
+    """The loss of each example, or an error that teaches when they were averaged."""
+    begin_forward()
     losses = loss(model, batch)
     if not isinstance(losses, Tensor) or losses.shape != (rows,):
         what = f"of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -28,6 +28,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from quietsum.errors import InvalidParameter
 from quietsum.learning.engines import layers
 from quietsum.learning.engines.convolution import ConvolutionUse, Geometry
+from quietsum.learning.engines.hardware.room import Room
 from quietsum.learning.engines.layers import Entries, Use
 from quietsum.learning.engines.shared.broadcast import NotCovered
 
@@ -46,11 +47,19 @@ Make: TypeAlias = Callable[[Any, bool, bool], Builder | None]
 
 R = TypeVar("R", bound=Rule)
 
-_OURS: dict[Any, tuple[Make, bool]] = {}
-"""By the class's forward: rule, and whether any number of positions may lie between examples and features."""
+_OURS: dict[Any, tuple[Make, bool, bool]] = {}
+"""By the class's forward: rule, and two flags as in :class:`KnownLayer`."""
 
 _RULES: dict[type[nn.Module] | str, Rule] = {}
 """What was added with :func:`rule`, by class or by the class's full name."""
+
+
+class KnownLayer(NamedTuple):
+    """How a module of known type is accounted for."""
+
+    build: Builder
+    free: bool  # any number of positions may lie between examples and features
+    half: bool  # multiplies in half precision under autocast, and so do its norms
 
 
 def rule(layer: type[nn.Module] | str) -> Callable[[R], R]:
@@ -101,19 +110,19 @@ def _find_added(module: nn.Module) -> Rule | None:
     return None
 
 
-def builder_for(module: Any, own: set[str]) -> tuple[Builder, bool] | None:
-    """How a module of known type is accounted for, and whether its positions are free; None for an unknown one."""
+def builder_for(module: Any, own: set[str]) -> KnownLayer | None:
+    """How a module of known type is accounted for; None for an unknown one."""
     added = _find_added(module)
     if added is not None:
         names = [name for name, _ in module.named_parameters(recurse=False) if name in own]
-        return functools.partial(_by_rule, added, module, names), False
+        return KnownLayer(functools.partial(_by_rule, added, module, names), False, False)
     if not own <= {"weight", "bias"} or not set(module._parameters) <= {"weight", "bias"}:
         return None
     if module._parameters.get("weight") is None:
         return None
-    make, free = _OURS.get(type(module).forward, (None, False))
+    make, free, half = _OURS.get(type(module).forward, (None, False, False))
     build = make(module, "weight" in own, "bias" in own) if make is not None else None
-    return None if build is None else (build, free)
+    return None if build is None else KnownLayer(build, free, half)
 
 
 def _by_rule(function: Rule, module: nn.Module, names: Sequence[str], entries: Entries, rows: int) -> Use:
@@ -129,7 +138,7 @@ def _by_rule(function: Rule, module: nn.Module, names: Sequence[str], entries: E
             uses.append(layers.InstanceUse([functools.reduce(torch.add, tensors)]))
         elif not tensors:
             left, right = (torch.cat([pair[side] for pair in pairs], 1) for side in (0, 1))
-            uses.append(layers.MatrixUse(right, left, weight=True, bias=False, room=layers.Room()))
+            uses.append(layers.MatrixUse(right, left, weight=True, bias=False, room=Room()))
         else:
             wrong = "gives a tensor at one call and a pair at another"
             raise InvalidParameter("rule", type(module).__name__, wrong, "return one form")
@@ -154,40 +163,46 @@ def _one(said: Gradients, name: str, shape: torch.Size, rows: int, layer: str) -
 # ------------------------------------------------------------------------------------- the layers that we know
 
 
-def _register(*kinds: Any, free: bool = False) -> Callable[[Make], Make]:
+def _register(*kinds: Any, free: bool = False, half: bool = False) -> Callable[[Make], Make]:
     def add(make: Make) -> Make:
-        _OURS.update({kind.forward: (make, free) for kind in kinds})
+        _OURS.update({kind.forward: (make, free, half) for kind in kinds})
         return make
 
     return add
 
 
-@_register(nn.Linear, free=True)
+@_register(nn.Linear, free=True, half=True)
 def _linear(module: nn.Linear, weight: bool, bias: bool) -> Builder:
     return linear(weight, bias)
 
 
 def linear(weight: bool, bias: bool) -> Builder:
     """A product with a matrix, at one or several positions."""
-    room = layers.Room()
+    room = Room()
 
     def build(entries: Entries, rows: int) -> Use:
+        own = False
         if len(entries) == 1:
             a, g = entries[0]
             if a.dim() == 2:
+                g = layers.in_full(g)
                 return layers.OuterUse(a if a.dtype is g.dtype else a.to(g.dtype), g, weight=weight, bias=bias)
+            own = a.grad_fn is not None
             a, g = a.reshape(rows, -1, a.shape[-1]), g.reshape(rows, -1, g.shape[-1])
         elif all(a.dim() == 2 for a, _ in entries):
+            entries = [(a, layers.in_full(g)) for a, g in entries]
             a, g = (_stack(room, f"stack {side}", [pair[side] for pair in entries]) for side in (0, 1))
         else:
             a = torch.cat([a.reshape(rows, -1, a.shape[-1]) for a, _ in entries], 1)
             g = torch.cat([g.reshape(rows, -1, g.shape[-1]) for _, g in entries], 1)
-        return layers.MatrixUse(a.to(g.dtype), g, weight=weight, bias=bias, room=room)
+        if a.dtype is not g.dtype:
+            a, own = a.to(g.dtype), True
+        return layers.MatrixUse(a, g, weight=weight, bias=bias, room=room, own=own)
 
     return build
 
 
-def _stack(room: layers.Room, name: str, parts: Sequence[Tensor]) -> Tensor:
+def _stack(room: Room, name: str, parts: Sequence[Tensor]) -> Tensor:
     """(n, calls, features) of several calls, laid out call by call; steps of one sequence lie there already."""
     first, second = parts[0], parts[1]
     base, strides = first._base, first.stride()
@@ -210,7 +225,7 @@ def _stack(room: layers.Room, name: str, parts: Sequence[Tensor]) -> Tensor:
 
 @_register(nn.Conv1d, nn.Conv2d)
 def _convolution(module: nn.Conv1d | nn.Conv2d, weight: bool, bias: bool) -> Builder:
-    geometry, dims, room = Geometry(module), module.weight.dim(), layers.Room()
+    geometry, dims, room = Geometry(module), module.weight.dim(), Room()
 
     def build(entries: Entries, rows: int) -> Use:
         if any(x.dim() != dims for x, _ in entries):

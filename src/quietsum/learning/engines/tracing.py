@@ -23,14 +23,13 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from quietsum.learning.engines import layers
+from quietsum.learning.engines.hardware.half import is_half
 from quietsum.learning.engines.layers import Entries, Use
 from quietsum.learning.engines.recurrent import can_unroll, names_in
 from quietsum.learning.engines.rules import builder_for, is_own, linear
 from quietsum.learning.engines.shared.broadcast import Broadcast, NotCovered, RowPlan
 
 __all__ = ["NotCovered", "Slot", "slots_of"]
-
-_HALF = (torch.float16, torch.bfloat16)
 
 
 class Call(NamedTuple):
@@ -64,6 +63,7 @@ class Slot:
     plan: RowPlan
     names: tuple[str, ...] = ()  # of the parameters, in the module
     free: bool = False  # any number of positions may lie between examples and features
+    half: bool = False  # multiplies in half precision under autocast
     checked: bool = False  # the rule is somebody's own, and is compared with torch's gradients
     local: bool = False
     whole: bool = False  # a module with all its children
@@ -128,11 +128,11 @@ class Slot:
             if any(part.dim() == 0 or part.shape[0] != rows for part in found):
                 raise NotCovered(f"{self.label} does not have the examples in its first dimension")
             if self.direct:
-                entries.append((given, found[0].float() if found[0].dtype in _HALF else found[0]))
+                entries.append((given, layers.in_full(found[0])))
             elif self.local:
                 entries.append(((given, self._rowwise(number, given, rows), call.buffers or {}), mine))
             else:
-                entries.append((given, found[0] if found[0].dtype not in _HALF else found[0].float()))
+                entries.append((given, found[0] if self.half and is_half(found[0]) else layers.in_full(found[0])))
         self.begin()
         if self.direct:
             return self._use_handed_out(entries, rows) if entries else None
@@ -198,6 +198,9 @@ class Slot:
                 given = args[0] if args else next(iter(kwargs.values()))
                 if self.plan.active and self._is_shared(given):
                     return self._once(run, given, args, kwargs)
+                if self.half and len(args) == 1 and torch.is_autocast_enabled(given.device.type):
+                    given = self.plan.cast(given)
+                    args = (given,)
                 out = run(*args, **kwargs)
                 self.note(given, out)
                 return out
@@ -300,8 +303,8 @@ def slots_of(model: nn.Module, positions: dict[int, int], plan: RowPlan) -> list
         numbers = tuple(positions[id(p)] for _, p in own)
         names = tuple(n for n, _ in own)
         if known is not None:
-            build, free = known
-            found.append(Slot(label, module, "", numbers, build, plan, names, free=free, checked=is_own(module)))
+            slot = Slot(label, module, "", numbers, known.build, plan, names, known.free, known.half, is_own(module))
+            found.append(slot)
         else:
             local = _Local(module, names, label)
             found.append(Slot(label, module, "", numbers, local, plan, names, local=True, whole=whole))

@@ -54,10 +54,20 @@ class RowPlan:
         self.seen: list[Decision] = []
         self._known: list[list[Decision]] = []
         self._left: list[list[Decision]] = []
+        self._cast: tuple[Tensor, int, Tensor] | None = None
 
     def begin(self, rows: int) -> None:
         """A run on so many examples begins."""
-        self.rows, self.seen, self._left = rows, [], self._known
+        self.rows, self.seen, self._left, self._cast = rows, [], self._known, None
+
+    def cast(self, given: Tensor) -> Tensor:
+        """What autocast makes of a layer's input, once for layers in a row that are given the same."""
+        dtype = torch.get_autocast_dtype(given.device.type)
+        if given.dtype is not torch.float32 or dtype is not torch.bfloat16:
+            return given
+        if self._cast is None or self._cast[0] is not given or self._cast[1] != given._version:
+            self._cast = given, given._version, given.to(dtype)
+        return self._cast[2]
 
     def keep(self, seen: list[Decision]) -> None:
         """What two runs have said alike."""

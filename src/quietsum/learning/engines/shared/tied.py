@@ -19,6 +19,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from quietsum.learning.engines.hardware import half
 from quietsum.learning.engines.layers import (
     EmbeddingUse,
     InstanceUse,
@@ -26,6 +27,8 @@ from quietsum.learning.engines.layers import (
     OuterUse,
     SeveralUses,
     Use,
+    balance_of,
+    in_full,
     norms_from_products,
     per_example,
     plan_for,
@@ -92,7 +95,8 @@ class TiedUse:
         width = [g for _, g in looked] + [a for a, _ in made]
         rows, positions = len(width[0]), sum(part.shape[1] for part in width)
         high = made[0][1].shape[2] if made else positions  # lookups alone: each position has its own row at most
-        plan = plan_for(rows, positions, width[0].shape[2], high, width[0].element_size())
+        like = made[0][1] if made else width[0]
+        plan = plan_for(rows, positions, width[0].shape[2], high, max(4, width[0].element_size()), balance_of(like))
         if order != 2 or (made and plan == "keep"):
             self._kept = _sum_uses(self._each)
             return [per_example(self._kept, order)]
@@ -100,11 +104,13 @@ class TiedUse:
         found = []
         for start in starts:
             cut = slice(start, start + starts.step)
-            right = torch.cat([part[cut].to(width[0].dtype) for part in width], 1)
-            left = _over_the_table(
-                [tokens[cut] for tokens, _ in looked], [g[cut].to(right.dtype) for _, g in made], right
+            right = torch.cat([in_full(part[cut]) for part in width], 1)
+            left = _over_the_table([tokens[cut] for tokens, _ in looked], [g[cut] for _, g in made], right)
+            rights = torch.bmm(right, right.transpose(1, 2))
+            rounded = any(half.is_half(g) for _, g in made)
+            found.append(
+                half.bound_ghost(left, rights, right.shape[2], high) if rounded else norms_from_products(left, rights)
             )
-            found.append(norms_from_products(left, torch.bmm(right, right.transpose(1, 2))))
         return [torch.cat(found)]
 
     def instances(self) -> list[Tensor]:
@@ -131,14 +137,18 @@ class TiedUse:
 def _over_the_table(looked: Sequence[Tensor], made: Sequence[Tensor], like: Tensor) -> Tensor:
     """u_s·u_t for all positions, where u is a token's unit vector or a gradient at the logits: (n, s, t)."""
     tokens = torch.cat(list(looked), 1) if looked else None
-    logits = torch.cat(list(made), 1) if made else None
+    logits = (made[0] if len(made) == 1 else torch.cat(list(made), 1)) if made else None
     if tokens is None:
         assert logits is not None
-        return torch.bmm(logits, logits.transpose(1, 2))
+        return _gram(logits)
     same = (tokens[:, :, None] == tokens[:, None, :]).to(like.dtype)
     if logits is None:
         return same
-    met = logits.gather(2, tokens[:, None, :].expand(-1, logits.shape[1], -1))
+    met = logits.gather(2, tokens[:, None, :].expand(-1, logits.shape[1], -1)).to(like.dtype)
     above = torch.cat([same, met.transpose(1, 2)], 2)
-    below = torch.cat([met, torch.bmm(logits, logits.transpose(1, 2))], 2)
+    below = torch.cat([met, _gram(logits).to(like.dtype)], 2)
     return torch.cat([above, below], 1)
+
+
+def _gram(part: Tensor) -> Tensor:
+    return half.pair_products(part) if half.is_half(part) else torch.bmm(part, part.transpose(1, 2))
