@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import quietsum as qs
 from quietsum.cli.app import app
-from quietsum.errors import CorruptState
+from quietsum.errors import CorruptState, InvalidParameter
 from quietsum.ledger import Ledger
 
 PLAN = """
@@ -163,3 +163,9 @@ def test_a_run_says_how_many_alerts_it_raised(tmp_path: Path) -> None:
     (tmp_path / "alerts.toml").write_text("[rules]\nmargin = 0.4\n", encoding="utf-8")  # nothing is far above chance
     assert qs.run(PLAN, workspace=tmp_path, name="loud").alerts > 0
     assert qs.run(PLAN, workspace=tmp_path / "other", name="quiet").alerts == 0, "the control"
+
+
+def test_workers_beside_a_card_are_refused_before_anything_is_opened(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match=r"workers = 2 stands beside device='cuda'.*side by side in one process"):
+        qs.run(PLAN, workspace=tmp_path / "none", workers=2, device="cuda")
+    assert not (tmp_path / "none" / "ledger.db").exists()

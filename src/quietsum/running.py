@@ -190,6 +190,15 @@ def resume(
         )  # fmt: skip
 
 
+def _refuse_workers(workers: int, device: str) -> None:
+    """Raise where several worker processes stand beside a card: they would train on the processor."""
+    if workers > 1 and device != "cpu":
+        from quietsum.errors import InvalidParameter
+
+        remedy = "on a graphics card parties train side by side in one process; leave workers out"
+        raise InvalidParameter("workers", workers, f"stands beside device={device!r}", remedy)
+
+
 @contextlib.contextmanager
 def open_session(
     workspace: Place = None,
@@ -231,6 +240,7 @@ class RunSession:
         opened: Callable[[RunFolder], object] | None = None,
     ) -> Run:
         """Run ``plan`` and write its report, as :func:`quietsum.run` does."""
+        _refuse_workers(workers, device)
         from quietsum.runs import check_known_rows, start
         from quietsum.tasks import task_of
 
@@ -256,6 +266,7 @@ class RunSession:
         opened: Callable[[RunFolder], object] | None = None,
     ) -> Run:
         """Go on with the run in ``folder`` and write its report, as :func:`quietsum.resume` does."""
+        _refuse_workers(workers, device)
         from quietsum.runs import resume_run
         from quietsum.tasks import task_of
 

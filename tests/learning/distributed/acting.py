@@ -41,6 +41,8 @@ from quietsum.learning.distributed.processes import ManyProcesses
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.mechanisms import randomness_for_tests
 
+DEVICE = os.environ.get("QUIETSUM_TEST_DEVICE", "cpu")
+"""Where the models lie; cuda:0 for the same facts on a card, which all processes share."""
 RECORDS, POPULATION, RATE, DRAWS, WIDE, RELEASES = 41, 12, 0.25, 600, 20_000, 6
 SHARES = (tuple(range(RECORDS)), (3, 5, 8), (7,), ())
 """Draws: all, an odd number of a few, one record (other processes have none), and none at all."""
@@ -55,7 +57,7 @@ def make_data(dtype: torch.dtype = torch.float32, seed: int = 3) -> tuple[Tensor
 
 def make_model(dtype: torch.dtype = torch.float32, seed: int = 1) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)).to(dtype)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)).to(DEVICE, dtype)
 
 
 def make_step(model: nn.Module, *, noise: float = 1.3) -> PrivateStep:
@@ -148,7 +150,7 @@ def add_up(kinds: Sequence[Callable[[], Any]]) -> Iterator[tuple[str, Any]]:
     for kind in kinds:
         processes = kind()
         for dtype in (torch.float32, torch.float64):
-            step, data = make_step(make_model(dtype)), make_data(dtype)
+            step, data = make_step(make_model(dtype)), tuple(part.to(DEVICE) for part in make_data(dtype))
             for number, draw in enumerate(SHARES):
                 (share,) = processes.share_out(lambda draw=draw: np.array(draw, dtype=np.int64), 1)
                 whole = step.deterministic(tuple(part[torch.tensor(draw, dtype=torch.int64)] for part in data))
@@ -171,9 +173,9 @@ def release_noise(kinds: Sequence[Callable[[], Any]]) -> Iterator[tuple[str, Any
     """Releases of empty batches: their squares, in units of σC/E, and what every process got."""
     torch.manual_seed(0)
     for kind in kinds:
-        step = make_step(nn.Linear(WIDE // 2 - 1, 2))
+        step = make_step(nn.Linear(WIDE // 2 - 1, 2).to(DEVICE))
         step.processes = kind()
-        nothing = (torch.zeros(0, WIDE // 2 - 1), torch.zeros(0, dtype=torch.int64))
+        nothing = tuple(part.to(DEVICE) for part in (torch.zeros(0, WIDE // 2 - 1), torch.zeros(0, dtype=torch.int64)))
         unit = step.noise_multiplier * step.sensitivity / step.expected_batch
         found = [torch.cat([p.double().reshape(-1) for p in step.gradient(nothing)]) / unit for _ in range(RELEASES)]
         whole = torch.cat(found)
@@ -257,9 +259,9 @@ def refuse_all() -> Iterator[tuple[str, Any]]:
     shard = (inputs[rank * 10 : rank * 10 + 10], labels[rank * 10 : rank * 10 + 10])
     sampler: Any = DistributedSampler(TensorDataset(inputs, labels))
     loader: Any = DataLoader(TensorDataset(inputs, labels), sampler=sampler, batch_size=4)
-    wider = nn.Linear(6, 2) if rank else make_model()
-    wrapped = nn.parallel.DistributedDataParallel(make_model())
-    cut: Any = make_model()
+    wider = nn.Linear(6, 2).to(DEVICE) if rank else make_model()
+    wrapped = nn.parallel.DistributedDataParallel(make_model().cpu())
+    cut: Any = make_model().cpu()
     fully_shard(cut, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     cases: Mapping[str, Callable[[], object]] = {
         "shards": train(make_model(), shard),
@@ -303,12 +305,24 @@ def drift() -> Iterator[tuple[str, Any]]:
     yield "drift", hear(go)
 
 
+def wait_in_vain() -> Iterator[tuple[str, Any]]:
+    """A process that lives and does not answer."""
+    patience = room._find_patience
+    room._find_patience = lambda: datetime.timedelta(seconds=1)
+    processes = ManyProcesses()
+    if dist.get_rank() == 1:
+        time.sleep(3.0)
+    yield "silent", hear(lambda: processes.decide("a word", lambda: 1) and processes.gather("another", b""))
+    processes.leave()
+    room._find_patience = patience
+
+
 def skip_empty() -> Iterator[tuple[str, Any]]:
     """The mutant that leaves an empty share out: the others wait for it, and no step is made. The last of all."""
     room._find_patience = lambda: datetime.timedelta(seconds=2)
     step = make_step(make_model())
     step.processes = EmptySkipped()
-    nothing = (torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64))
+    nothing = tuple(part.to(DEVICE) for part in (torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64)))
     yield "skipped", hear(lambda: [step.gradient(nothing) for _ in range(2)])
 
 
@@ -380,6 +394,7 @@ def act(scene: str, folder: Path) -> Iterator[tuple[str, Any]]:
         yield from loop_by_hand()
         yield from refuse_all()
         yield from drift()
+        yield from wait_in_vain()
         yield from skip_empty()
     elif scene == "three":
         yield from add_up([right])

@@ -275,6 +275,11 @@ def test_what_cannot_be_shared_out_is_refused_by_every_process(two: Sequence[Fou
     assert all(words in one[case] for one in two)
 
 
+def test_a_process_that_does_not_answer_ends_the_wait_of_the_others(two: Sequence[Found]) -> None:
+    assert all(one["silent"].startswith("ProcessLost: another of the 2 processes") for one in two)
+    assert "Timed out" in two[0]["silent"]
+
+
 def test_an_error_of_a_callback_is_heard_by_the_other_processes(two: Sequence[Found]) -> None:
     assert two[0]["callback"] == "own error"
     assert "the first of 2 processes could not go on at the callbacks: ZeroDivisionError" in two[1]["callback"]
