@@ -102,9 +102,10 @@ READINGS: dict[str, Callable[[Tensor], Any]] = {
     "bool": lambda losses: bool(losses.isfinite().all()),
     "cpu": lambda losses: losses.detach().cpu(),
     "numpy": lambda losses: losses.detach().numpy(),
-    "tolist": lambda losses: losses.tolist(),
+    "tolist": lambda losses: losses.detach().tolist(),
     "nonzero": lambda losses: losses.isnan().nonzero(),
     "mask": lambda losses: losses[losses > 0],
+    "a table brought over": lambda losses: losses + torch.ones(1).to(losses.device),
 }
 
 
@@ -127,3 +128,32 @@ def test_the_control_the_look_of_a_processor_is_seen(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(protocol, "is_on_card", lambda part: False)
         step.gradient(rows)
     assert watch.waits
+
+
+def test_the_way_from_draw_to_weights_has_one_look_at_the_end_of_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records, step and optimizer of a training: what a card would hold is read once, when the chunk is over."""
+    import warnings
+
+    import quietsum.learning.trainer as trainer_module
+    from quietsum.learning.config import PrivacyConfig
+
+    torch.manual_seed(0)
+    model, data = nn.Linear(4, 3), (torch.randn(60, 4), torch.arange(60) % 3)
+    config = PrivacyConfig(noise_multiplier=1.0, epochs=3, batch_size=10, clipping="flat", max_grad_norm=1.0)
+    trainer = trainer_module.PrivateTrainer(model, config, selfcheck=False)
+    chunk, ends, found = trainer._chunk, trainer_module.all_finite, list[str]()
+
+    def watched_chunk(records: Any, rate: Any) -> None:
+        if trainer.plan is None or trainer._spending is None or not trainer._spending.charged:
+            return chunk(records, rate)  # the first batches are followed
+        assert records.tensors is not None
+        with watched([*model.parameters(), *records.tensors], monkeypatch) as watch:
+            monkeypatch.setattr(trainer_module, "all_finite", lambda parts: (found.extend(watch.waits), ends(parts))[1])
+            chunk(records, rate)
+        return None
+
+    monkeypatch.setattr(trainer, "_chunk", watched_chunk)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.train(data, optimizer="dp-adam", learning_rate=0.01)
+    assert found == []

@@ -72,15 +72,30 @@ def watched(held: Sequence[Tensor], patch: pytest.MonkeyPatch) -> Iterator[Watch
     """Inside, these tensors are a card's for quietsum too, and what Python reads of tensors by itself is noted."""
     import quietsum.learning.engines.batch_mixing as mixing
     import quietsum.learning.engines.protocol as protocol
+    import quietsum.learning.noise.gradient_noise as noise
 
     watch = Watch(held)
     with patch.context() as inside:
-        for module in (mixing, protocol):
+        for module in (mixing, noise, protocol):
             inside.setattr(module, "is_on_card", watch.holds)
         for name in ("cpu", "numpy", "tolist"):
             inside.setattr(Tensor, name, _noted(watch, name, getattr(Tensor, name)))
+        for name in ("to", "cuda"):
+            inside.setattr(Tensor, name, _noted_move(watch, name, getattr(Tensor, name)))
         with watch:
             yield watch
+
+
+def _noted_move(watch: Watch, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    """A move from ordinary memory to the card waits for it, unless ``non_blocking`` is said."""
+
+    def move(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        places = [one for one in (*args, kwargs.get("device")) if isinstance(one, torch.device | str)]
+        if (places or name == "cuda") and not watch.holds(self) and not kwargs.get("non_blocking"):
+            watch.note(f"{name}({', '.join(map(str, places))})")
+        return real(self, *args, **kwargs)
+
+    return move
 
 
 def _noted(watch: Watch, name: str, real: Callable[..., Any]) -> Callable[..., Any]:

@@ -146,14 +146,20 @@ class _Moments:
         first, second = 1 - kind.beta1**count, 1 - kind.beta2**count
         self._noise.mul_(kind.beta2).add_((1 - kind.beta2) * noise_variance)
         known = float(self._noise) / second  # the same mean as v̂ takes, so that it fits a schedule too
-        for parameter, part, mean, square in zip(self._parameters, gradient, self._first, self._second, strict=True):
-            mean.mul_(kind.beta1).add_(part, alpha=1 - kind.beta1)
-            square.mul_(kind.beta2).addcmul_(part, part, value=1 - kind.beta2)
-            if kind.unbiased:
-                root = (square / second).sub_(known).clamp_(min=kind.unbiased_floor**2).sqrt_()
-            else:
-                root = (square / second).sqrt_().add_(kind.floor)
-            parameter.addcdiv_(mean, root, value=-learning_rate / first)
+        moves, weights = list(gradient), list(self._parameters)
+        torch._foreach_mul_(self._first, kind.beta1)
+        torch._foreach_add_(self._first, moves, alpha=1 - kind.beta1)
+        torch._foreach_mul_(self._second, kind.beta2)
+        torch._foreach_addcmul_(self._second, moves, moves, value=1 - kind.beta2)
+        roots = torch._foreach_div(self._second, second)
+        if kind.unbiased:
+            torch._foreach_sub_(roots, known)
+            torch._foreach_clamp_min_(roots, kind.unbiased_floor**2)
+            torch._foreach_sqrt_(roots)
+        else:
+            torch._foreach_sqrt_(roots)
+            torch._foreach_add_(roots, kind.floor)
+        torch._foreach_addcdiv_(weights, self._first, roots, value=-learning_rate / first)
 
     def _memory(self) -> dict[str, Tensor]:
         named = {"noise": self._noise, "count": self._count}

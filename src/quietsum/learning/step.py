@@ -294,6 +294,24 @@ class PrivateStep:
         (noisy,) = self.processes.release(sums, self.mechanism.add, sums)
         self.balance.take(noisy.cpu() / self.sensitivity)
 
+    def release(self, sums: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """(sums + noise) / E in the precision of the first parameters, with noise that is fresh at every call.
+
+        Parameters of one type are treated end to end as one vector: a few calls for all of them.
+        """
+        parameters = self.engine.parameters[: len(sums)]
+        if len({parameter.dtype for parameter in parameters}) > 1:
+            noisy = self.mechanism.add(sums)
+            return tuple(
+                part.div_(self.expected_batch).to(parameter.dtype)
+                for part, parameter in zip(noisy, parameters, strict=True)
+            )
+        whole = torch.cat([part.reshape(-1) for part in sums]) if len(sums) > 1 else sums[0].reshape(-1)
+        (found,) = self.mechanism.add((whole,))
+        flat = found.div_(self.expected_batch).to(parameters[0].dtype)
+        pieces = flat.split([parameter.numel() for parameter in parameters])
+        return tuple(piece.view(parameter.shape) for piece, parameter in zip(pieces, parameters, strict=True))
+
     def gradient(self, batch: Batch, *, released: int | None = None) -> tuple[Tensor, ...]:
         """(Σ clip(∇ℓ_i) + noise) / E in the parameters' own precision, of the first ``released`` parameters or of all.
 
@@ -301,7 +319,7 @@ class PrivateStep:
         """
         parameters = self.engine.parameters[:released]
         self.processes.compare(parameters)
-        found = self.processes.release(self.deterministic(batch)[:released], self._make_release, parameters)
+        found = self.processes.release(self.deterministic(batch)[:released], self.release, parameters)
         adaptive, scaled = self.adaptive, self.scaled
         if adaptive is not None and scaled is not None:
             small, rows = self.processes.add_counts(self._small, rows_of(batch))
@@ -312,12 +330,6 @@ class PrivateStep:
                 noise_multiplier=self.mechanism.noise_multiplier, sensitivity=scaled.max_norm
             )
         return found
-
-    def _make_release(self, sums: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(
-            part.div_(self.expected_batch).to(parameter.dtype)
-            for part, parameter in zip(self.mechanism.add(sums), self.engine.parameters[: len(sums)], strict=True)
-        )
 
 
 def build_step(

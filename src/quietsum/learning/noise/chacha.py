@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from quietsum.errors import InvalidParameter
+from quietsum.learning.rows.memory import carry
 
 __all__ = ["KEY_BYTES", "blocks", "words"]
 
@@ -81,7 +82,9 @@ def blocks(
     ['e4e7f110', '15593bd1']
     """
     _check(key, nonce, counter + count)
-    fixed = torch.frombuffer(bytearray(_CONSTANTS + key + bytes(4) + nonce), dtype=torch.int32).to(device)
+    fixed = carry(
+        torch.frombuffer(bytearray(_CONSTANTS + key + bytes(4) + nonce), dtype=torch.int32), torch.device(device)
+    )
     start = fixed[:, None].repeat(1, count)
     start[12] = torch.arange(counter, counter + count, device=device).to(torch.int32)
     a, b, c, d = start.clone().view(4, 4, count).unbind()

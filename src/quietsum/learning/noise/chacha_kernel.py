@@ -12,6 +12,8 @@ import types
 import torch
 from torch import Tensor
 
+from quietsum.learning.rows.memory import carry
+
 try:
     triton, tl = importlib.import_module("triton"), importlib.import_module("triton.language")
 except ImportError:  # the module can be read, and draw_on_card raises
@@ -88,7 +90,7 @@ def _chacha(out, fixed, total, SIZE: tl.constexpr):
 
 def draw_on_card(key: bytes, total: int, device: torch.device) -> Tensor:
     """The first ``total`` blocks under ``key``, nonce zero, as (8 · total) words of 64 bits in int64."""
-    fixed = torch.frombuffer(bytearray(b"expand 32-byte k" + key), dtype=torch.int32).to(device)
+    fixed = carry(torch.frombuffer(bytearray(b"expand 32-byte k" + key), dtype=torch.int32), device)
     out = torch.empty(8 * total, dtype=torch.int64, device=device)
     with torch.cuda.device(device):
         _chacha[(triton.cdiv(total, _BLOCKS),)](out, fixed, total, SIZE=_BLOCKS)

@@ -10,7 +10,8 @@ A step of DP-SGD adds N(0, (σC)²) to every coordinate of a sum whose records a
   only then is it scaled back. The noise is measured against Δ = C/h + √d + m grid units: h is the grid's width, √d what
   rounding d coordinates can add, and m a margin for the float error of the sum itself (:func:`float_margin`).
 
-On a graphics card fast noise is made there, in the same way from other words: those of ChaCha20 under a key of 256 bits
+For a graphics card secure noise is drawn by threads while the card is busy (:mod:`quietsum.learning.noise.ahead`), and
+fast noise is made there, in the same way from other words: those of ChaCha20 under a key of 256 bits
 that the operating system makes for each draw (:mod:`quietsum.learning.noise.chacha`). No generator is ever saved,
 restored, seeded by hand or shared with torch's own.
 
@@ -34,9 +35,11 @@ from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from quietsum.errors import InvalidParameter
-from quietsum.learning.engines.protocol import LARGEST_BLOCK
+from quietsum.learning.engines.protocol import LARGEST_BLOCK, is_on_card
 from quietsum.learning.noise import chacha
+from quietsum.learning.noise.ahead import WholeAhead
 from quietsum.learning.noise.chacha import KEY_BYTES
+from quietsum.learning.rows.memory import carry
 from quietsum.mechanisms import FAILURE_PER_DRAW, RandomSource, system_randomness
 from quietsum.privacy import Gaussian, Laplace, PrivacyEvent
 from quietsum.validate import positive
@@ -74,7 +77,10 @@ class TorchNoise:
     record's part of the sum: in L2 for ``gaussian``, in L1 for ``laplace``.
     """
 
-    __slots__ = ("_ahead", "_device", "_source", "expected_batch", "law", "mode", "noise_multiplier", "sensitivity")
+    __slots__ = (
+        "_ahead", "_device", "_source", "_whole_ahead", "expected_batch", "law", "mode", "noise_multiplier",
+        "sensitivity",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -102,6 +108,7 @@ class TorchNoise:
         self._source = system_randomness() if source is None else source
         self._device = _DeviceNoise(self._source)
         self._ahead = _DrawnAhead(self._source)
+        self._whole_ahead = WholeAhead()
 
     def rescale(self, *, noise_multiplier: float, sensitivity: float) -> TorchNoise:
         """The same noise at another scale, from the same source, which goes on where it is."""
@@ -109,7 +116,7 @@ class TorchNoise:
             noise_multiplier=noise_multiplier, sensitivity=sensitivity, law=self.law, mode=self.mode,
             expected_batch=self.expected_batch, source=self._source,
         )  # fmt: skip
-        other._ahead, other._device = self._ahead, self._device
+        other._ahead, other._device, other._whole_ahead = self._ahead, self._device, self._whole_ahead
         return other
 
     # ------------------------------------------------------------------------------------------- drawing
@@ -120,14 +127,14 @@ class TorchNoise:
         scale = self.noise_multiplier * self.sensitivity
         if self.mode == "secure":
             width, whole = self._whole(like)
-            flat = whole.to(torch.float64).mul_(width)
+            flat = carry(whole, device).to(torch.float64).mul_(width)
         elif device.type != "cpu":
             flat = self._device.draw(count, device, self.law).mul_(scale)
         elif self.law == "gaussian":
             flat = self._ahead.take(count) * (scale * _ROOT)
         else:
             flat = fast_laplace(count, self._source).mul_(scale)
-        return _split(flat.to(device), like)
+        return _split(carry(flat, device), like)
 
     def add(self, sums: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The noisy sums in float64. In secure mode integers are added to integers, then scaled."""
@@ -135,7 +142,7 @@ class TorchNoise:
             width, flat = self._whole(sums)
             return tuple(
                 part.to(torch.float64).div(width).round_().to(torch.int64).add_(extra).to(torch.float64).mul_(width)
-                for part, extra in zip(sums, _split(flat.to(sums[0].device), sums), strict=True)
+                for part, extra in zip(sums, _split(carry(flat, sums[0].device), sums), strict=True)
             )
         if self.law == "gaussian" and sums[0].device.type == "cpu":
             halves = _split(self._ahead.take(sum(part.numel() for part in sums)), sums)
@@ -146,7 +153,10 @@ class TorchNoise:
     def _whole(self, like: Sequence[Tensor]) -> tuple[float, Tensor]:
         """The grid's width, and noise in whole steps of it."""
         width, scale = self.grid(like)
-        return width, torch.from_numpy(self._source.rounded_normals(scale, sum(part.numel() for part in like)))
+        count = sum(part.numel() for part in like)
+        if is_on_card(like[0]) and not self._source.for_tests:
+            return width, self._whole_ahead.take(scale, count, like[0].device)
+        return width, torch.from_numpy(self._source.rounded_normals(scale, count))
 
     def grid(self, like: Sequence[Tensor]) -> tuple[float, float]:
         """The grid's width and the noise's standard deviation on it, both from public values."""
