@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from quietsum.errors import QuietsumError
-from quietsum.learning.checks.frozen_randomness import still
+from quietsum.learning.checks.frozen_randomness import draws_chance, still
 from quietsum.learning.checks.numpy_step import MadeUp
 from quietsum.learning.checks.step import CheckedStep
 from quietsum.learning.clipping import Flat
@@ -24,7 +24,7 @@ from quietsum.learning.engines.batch_mixing import SteadyEngine, keep_unchanged
 from quietsum.learning.engines.protocol import Loss, engine_for
 from quietsum.learning.rows.records import Records
 from quietsum.learning.step import PrivateStep, build_step, cross_entropy
-from quietsum.mechanisms import RandomSource
+from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.privacy import Neighbours
 from quietsum.selfcheck import CheckReport, one_step
 from quietsum.validate import whole_number
@@ -40,16 +40,21 @@ __all__ = [
 ]
 
 
+_TRIED = (1, 2, 9, 64)
+"""So many rows are tried to see whether a model draws random numbers."""
+
+
 @contextlib.contextmanager
-def while_checking(model: nn.Module) -> Iterator[nn.Module]:
+def while_checking(model: nn.Module, *, chance: bool = True) -> Iterator[nn.Module]:
     """The model without chance, and torch on one thread, since batches are tiny.
 
     Chance is held by :func:`~quietsum.learning.checks.frozen_randomness.still`. All of it comes back afterwards.
+    Without ``chance`` only dropout is: for a model that draws none.
     """
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        with still(model):
+        with still(model, chance=chance):
             yield model
     finally:
         torch.set_num_threads(threads)
@@ -62,8 +67,16 @@ class ClaimContradicted(QuietsumError):
 
 
 def refuse_unsound(step: CheckedStep, model: nn.Module, *, rng: RandomSource | None = None) -> CheckReport:
-    """The one-step self-check before a training: the report, or :class:`ClaimContradicted` with what is wrong."""
-    with while_checking(model):
+    """The one-step self-check before a training: the report, or :class:`ClaimContradicted` with what is wrong.
+
+    Chance is held where the step draws any on a few rows; one that draws it only on others fails a check of replays.
+    """
+
+    def run() -> None:
+        for count in _TRIED:
+            step.deterministic(step.examples(count, system_randomness()))
+
+    with while_checking(model, chance=draws_chance(model, run)):
         report = one_step(step, rng=rng)
     if not report.passed:
         found = report.failures[0]

@@ -23,17 +23,28 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["still"]
+__all__ = ["draws_chance", "still"]
+
+
+def draws_chance(model: nn.Module, run: Callable[[], object]) -> bool:
+    """Whether ``run`` draws from torch's global generator, with the model's dropout at 0."""
+    mode = _Still()  # type: ignore[no-untyped-call]
+    with still(model, chance=False), mode:
+        run()
+    return mode.answered > 0
 
 
 @contextlib.contextmanager
-def still(model: nn.Module) -> Iterator[nn.Module]:
-    """The model with its dropout at 0 and torch's random numbers at their middle; all of it comes back afterwards."""
+def still(model: nn.Module, *, chance: bool = True) -> Iterator[nn.Module]:
+    """The model with its dropout at 0 and torch's random numbers at their middle; all of it comes back afterwards.
+
+    Without ``chance`` random numbers are let alone, which saves a look at every operation: for what draws none.
+    """
     kept = [(module, name, getattr(module, name)) for module in model.modules() for name in _dropout_of(module)]
     try:
         for module, name, _ in kept:
             setattr(module, name, 0.0)
-        with _Still():  # type: ignore[no-untyped-call]
+        with _Still() if chance else contextlib.nullcontext():  # type: ignore[no-untyped-call]
             yield model
     finally:
         for module, name, value in kept:
@@ -51,6 +62,8 @@ def _dropout_of(module: nn.Module) -> tuple[str, ...]:
 class _Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers draws from torch's global generator, below autograd and vmap, and lets all else pass."""
 
+    answered = 0
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # or torch would import its compiler, for a second
@@ -60,7 +73,10 @@ class _Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         given = dict(kwargs or {})
         answer = None if given.get("generator") is not None else _ANSWERS.get(func.overloadpacket)
-        return func(*args, **given) if answer is None else answer(func, args, given)
+        if answer is None:
+            return func(*args, **given)
+        self.answered += 1
+        return answer(func, args, given)
 
 
 def _fill_with(middle: Callable[[Sequence[Any], dict[str, Any]], float]) -> Callable[..., Any]:

@@ -24,6 +24,7 @@ pass, and there is no guarantee here: at the client level it is the whole update
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, final
@@ -139,8 +140,11 @@ class LocalSteps:
         )
 
     def _draw(self, records: Batch, orders: LocalOrders, rng: RandomSource) -> Callable[[], Batch]:
-        count = rows_of(records)
-        return lambda: _choose(records, orders.sampling.draw(count, rng), self._device)
+        """The batches of a round, one a call. Records lie on a card for the round where they are read often enough."""
+        rows = Records.of(records)
+        draws = (orders.sampling.draw(len(rows), rng) for _ in range(orders.steps))
+        batches = rows.read(draws, self._device, stay=orders.steps * orders.expected_batch >= len(rows))
+        return lambda: next(batches)[1]
 
     def _plainly(self, records: Batch, orders: LocalOrders, rng: RandomSource) -> Callable[[], Sequence[Tensor]]:
         draw = self._draw(records, orders, rng)
@@ -179,8 +183,8 @@ class LocalSteps:
         with keep_unchanged(self._model, weights=False), training(self._model), torch.enable_grad():
             step = self._private(orders, _without_noise(max_norm / (1 + rounding)), rng)
             self.layout.write(self._model, params)
-            drawn = orders.sampling.draw(rows_of(records), rng)
-            parts = step.deterministic(_choose(records, drawn, self._device))
+            drawn = self._draw(records, dataclasses.replace(orders, steps=1), rng)()
+            parts = step.deterministic(drawn)
             total = self.layout.join([part.detach().double() for part in parts])
         return np.where(np.isfinite(total), total, 0.0)
 
@@ -370,10 +374,3 @@ def _of_people(records: Batch, people: People | None, most: int | None) -> Batch
         raise InvalidParameter("max_records", most, problem, remedy)
     kept = torch.from_numpy(bound_people(people, most=most))
     return tuple(part[kept] for part in records)
-
-
-def _choose(records: Batch, drawn: NDArray[np.int64], device: torch.device) -> Batch:
-    if len(drawn) == rows_of(records):  # all of them
-        return tuple(part.to(device) for part in records)
-    places = torch.from_numpy(drawn)
-    return tuple(part[places].to(device) for part in records)

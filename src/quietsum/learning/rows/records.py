@@ -161,16 +161,17 @@ class Records:
             return next(batches)[1]
 
     def read(
-        self, draws: Iterator[NDArray[np.int64]], device: torch.device | None = None
+        self, draws: Iterator[NDArray[np.int64]], device: torch.device | None = None, *, stay: bool = True
     ) -> Generator[tuple[NDArray[np.int64], Batch], None, None]:
         """Each draw with its batch on ``device``, in order. A record that cannot be read, or has another shape, is left
         out, in silence.
 
         Guarantees: a draw is taken from ``draws`` before any of its records is read, and a draw that is taken is read,
-        whole, once. Where a loader has workers, some draws more are taken than are used; elsewhere none.
+        whole, once. Where a loader has workers, some draws more are taken than are used; elsewhere none. Without
+        ``stay`` no more than what was drawn is brought to a card.
         """
         if self._tensors is not None:
-            near = self._settle(device, self._tensors)
+            near = self._settle(device, self._tensors) if stay else tuple(part.detach() for part in self._tensors)
             for drawn in draws:
                 yield drawn, self._gather(near, drawn, device)
         elif self._how is None:
