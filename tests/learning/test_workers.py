@@ -268,21 +268,90 @@ def test_nothing_is_read_ahead_of_its_charge(log: Path, tmp_path: Path, monkeypa
 
 
 def test_the_mutant_that_reads_ahead_of_the_charge_is_seen(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, kept = Records.read, list[Any]()
+    from quietsum.learning.step import PrivateStep
 
-    def eager(self: Records, draws: Iterator[Any], device: Any = None) -> Any:
-        """Draws for the next chunk as well, whose rows are read and kept."""
-        own = getattr(draws, "gi_frame", None)
-        if own is None or "step" not in own.f_locals:
-            return real(self, draws, device)
-        taken = list(draws)
-        kept.append(own.f_locals["step"].sample(len(self)))
-        return real(self, iter(taken), device)
+    kept: list[Any] = []
+
+    def eager(self: PrivateStep, population: int, count: int) -> Iterator[Any]:
+        """One draw of the next chunk as well, to be read meanwhile."""
+        *drawn, more = [self.sample(population) for _ in range(count + 1)]
+        kept.append(more)
+        return iter(drawn)
 
     with monkeypatch.context() as inside:
-        inside.setattr(Records, "read", eager)
+        inside.setattr(PrivateStep, "sample_many", eager)
         with pytest.raises(AssertionError):
             assert not find_draws_before_charges(lambda: train(Small(log)), monkeypatch)
+
+
+# ------------------------------------------------------------- readers that are wrong, and what sees that they are
+
+Read = Callable[[Iterator[NDArray[np.int64]]], Iterator[tuple[NDArray[np.int64], tuple[Tensor, ...]]]]
+
+
+def find_fault(read: Read, *, broken: frozenset[int]) -> str:
+    """What is wrong with a reader of records whose labels are their numbers; empty where nothing is."""
+    draws, asked = draws_of(150, 0, 90, 300, 20, seed=3), [0]
+
+    def given() -> Iterator[NDArray[np.int64]]:
+        for drawn in draws:
+            asked[0] += 1
+            yield drawn
+
+    found = list(read(given()))
+    if asked[0] != len(draws) or [drawn.tolist() for drawn, _ in found] != [drawn.tolist() for drawn in draws]:
+        return "not the draws that were given"
+    for drawn, batch in found:
+        wanted = [number for number in drawn.tolist() if number not in broken]
+        got = numbers(batch)
+        if len(set(got)) != len(got):
+            return "a record counts twice"
+        if set(got) - set(wanted):
+            return "a record that was not drawn, or is broken, counts"
+        if set(wanted) - set(got):
+            return "a record that was drawn does not count"
+    return ""
+
+
+Mutant = Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]
+MUTANTS: dict[str, tuple[str, Mutant]] = {
+    "cut to a shape": ("does not count", lambda batch: tuple(part[:128] for part in batch)),
+    "filled up to a shape": (
+        "counts twice", lambda batch: tuple(torch.cat([part, part[: max(0, 128 - len(part))]]) for part in batch)
+    ),
+    "a piece read twice": ("counts twice", lambda batch: tuple(torch.cat([part, part[-5:]]) for part in batch)),
+    "a dead worker's piece dropped": (
+        "does not count", lambda batch: tuple(part[batch[1] // 8 != 33 // 8] for part in batch)
+    ),
+}  # fmt: skip
+
+
+def test_a_reader_with_records_that_kill_has_no_fault(log: Path) -> None:
+    records = of(Watched(log, kills=33, raises=34))
+    assert not find_fault(lambda draws: records.read(draws, HERE), broken=frozenset({33, 34}))
+    records.close()
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_of_reading_are_seen(name: str, log: Path) -> None:
+    wrong, mutate = MUTANTS[name]
+    records = of(Watched(log, raises=33), 0)
+
+    def read(draws: Iterator[NDArray[np.int64]]) -> Any:
+        return ((drawn, mutate(batch)) for drawn, batch in records.read(draws, HERE))
+
+    assert wrong in find_fault(read, broken=frozenset({33}))
+    assert not find_fault(lambda draws: records.read(draws, HERE), broken=frozenset({33}))  # the control
+
+
+def test_a_reader_that_draws_again_is_seen(log: Path) -> None:
+    records = of(Watched(log), 0)
+
+    def again(draws: Iterator[NDArray[np.int64]]) -> Any:
+        others = (drawn if len(drawn) else np.arange(20) for drawn in draws)  # an empty draw does not suit
+        return records.read(others, HERE)
+
+    assert "not the draws" in find_fault(again, broken=frozenset())
 
 
 def test_a_training_with_records_that_kill_is_one_without_them_in_silence(
