@@ -2,6 +2,7 @@
 
     python benchmarks/epoch.py [--records 20000] [--batch 1000] [--models MLP CNN …] [--epochs 3] [--sources …]
     python benchmarks/epoch.py --device cuda --tf32 --budget 220
+    python benchmarks/epoch.py --device cuda --waits          # does any step wait for the card? torch itself says so
     python benchmarks/epoch.py --records 400 --batch 100 --workers 1 --epochs 2          # a few minutes on a laptop
 
 Five models, from tensors and from a Dataset whose loader has workers. A plain loop shuffles and takes batches as its
@@ -22,8 +23,10 @@ import dataclasses
 import gc
 import platform
 import statistics
+import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -418,6 +421,63 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {first[:90]}"
 
 
+# ------------------------------------------------------------------------------------------------------ waits
+
+
+def find_wait(case: Case, mode: str) -> str:
+    """Where a step of the second epoch waits for the card, by torch's own check; empty where none does."""
+    from quietsum.failpoints import install
+    from quietsum.learning import PrivateTrainer
+    from quietsum.learning.step import PrivateStep
+
+    chunks, steps, found = [0], [0], [""]
+    real = PrivateStep._row_by_row
+
+    def note(error: BaseException | None) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+        places = [frame for frame in traceback.extract_tb(error.__traceback__) if "quietsum" in frame.filename]
+        place = places[-1] if places else None
+        where = "" if place is None else f" at {place.filename.rsplit('quietsum/', 1)[-1]}:{place.lineno}"
+        found[0] = found[0] or f"{type(error).__name__}{where}: {str(error)[:80]}"
+
+    def by_rows(self: Any, batch: Any) -> Any:
+        note(sys.exc_info()[1])  # what a batch raises is swallowed there, and a wait raises here
+        return real(self, batch)
+
+    def reached(place: str) -> None:
+        if place == "train:reserved":
+            chunks[0], steps[0] = chunks[0] + 1, 0
+        steps[0] += place == "train:step"
+        watched = chunks[0] == 2 and 0 < steps[0] < case.steps  # from the first step to the last
+        torch.cuda.set_sync_debug_mode("error" if watched and not found[0] else "default")
+
+    trainer = PrivateTrainer(case.build(), config_of(case, mode), loss=lose, selfcheck=False)
+    PrivateStep._row_by_row = by_rows  # type: ignore[method-assign]
+    install(reached)
+    try:
+        trainer.train(data_of(case), learning_rate=RATE, progress=False)
+    except RuntimeError as error:
+        note(error)
+    finally:
+        install(None)
+        torch.cuda.set_sync_debug_mode("default")
+        PrivateStep._row_by_row = real  # type: ignore[method-assign]
+    return found[0]
+
+
+def show_waits(cases: Iterator[Case]) -> None:
+    """A line for each model, source and kind of noise."""
+    for case in cases:
+        for mode in ("fast", "secure"):
+            try:
+                found = find_wait(dataclasses.replace(case, epochs=2), mode)
+            except Exception as error:
+                found = told(error)
+            print(
+                f"* {case.model} from {case.source}, {mode} noise: {found or 'no step waits for the card'}", flush=True
+            )
+
+
 # -------------------------------------------------------------------------------------------------- reporting
 
 
@@ -473,6 +533,7 @@ def main() -> None:
     parser.add_argument("--sources", nargs="+", choices=("tensors", "Dataset"), default=["tensors", "Dataset"])
     parser.add_argument("--contenders", nargs="+", choices=tuple(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds after which nothing new is begun")
+    parser.add_argument("--waits", action="store_true", help="on a card: does any step wait for it?")
     parser.add_argument("--tf32", action="store_true", help="let a card multiply in TF32")
     chosen = parser.parse_args()
     if chosen.tf32:
@@ -484,6 +545,13 @@ def main() -> None:
         f"torch {torch.__version__}, {machine}, {torch.get_num_threads()} threads, {chosen.records:,} records, batches "
         f"of {chosen.batch:,}, {chosen.workers} workers, {'TF32' if chosen.tf32 else 'float32'}\n"
     )
+    if chosen.waits:
+        made = {model: make_records(model, 4 * chosen.batch) for model in chosen.models}
+        return show_waits(
+            Case(model, source, data, as_tensors(data), chosen.batch, 2, chosen.workers, device)
+            for source in chosen.sources
+            for model, data in made.items()
+        )
     print("| model, records | loop | ms a step | epoch / plain | spread | first epoch, s | set-up, s | peak MiB |")
     print("|---|---|---:|---:|---|---:|---:|---:|", flush=True)
     lines: list[str] = []

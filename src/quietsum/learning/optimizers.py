@@ -146,7 +146,8 @@ class _Moments:
         first, second = 1 - kind.beta1**count, 1 - kind.beta2**count
         self._noise.mul_(kind.beta2).add_((1 - kind.beta2) * noise_variance)
         known = float(self._noise) / second  # the same mean as v̂ takes, so that it fits a schedule too
-        moves, weights = list(gradient), list(self._parameters)
+        moves: list[Tensor] = list(gradient)
+        weights: list[Tensor] = list(self._parameters)
         torch._foreach_mul_(self._first, kind.beta1)
         torch._foreach_add_(self._first, moves, alpha=1 - kind.beta1)
         torch._foreach_mul_(self._second, kind.beta2)
