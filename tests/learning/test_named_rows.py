@@ -175,7 +175,7 @@ def test_what_cannot_be_read_by_columns_is_refused_before_anything_is_charged() 
 
 
 def test_a_model_whose_own_loss_is_another_one_is_refused() -> None:
-    class Scaled(transformers.GPT2LMHeadModel):  # type: ignore[misc, name-defined]
+    class Scaled(transformers.GPT2LMHeadModel):  # type: ignore[misc]
         def forward(self, input_ids: Any = None, attention_mask: Any = None, labels: Any = None) -> Any:
             found = super().forward(input_ids=input_ids, attention_mask=attention_mask, labels=labels)
             if found.loss is not None:

@@ -90,8 +90,8 @@ def test_the_clipped_sum_is_that_of_a_loop(options: dict[str, Any]) -> None:
     engine = engine_for("auto", model, task.loss, clip)
     sums, naive = (made.clipped_sum(batch) for made in (engine, engine_for("naive", model, task.loss, clip)))
     assert engine.name == "bookkeeping"
-    for one, other in zip(sums, naive, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    for total, true in zip(sums, naive, strict=True):
+        torch.testing.assert_close(total, true, rtol=1e-10, atol=1e-12)
 
 
 def test_padding_and_numbers_that_are_no_bytes_add_nothing() -> None:
@@ -150,12 +150,13 @@ def test_a_folder_of_ones_own_is_protected_and_its_size_is_declared(tmp_path: Pa
     assert "unprotected" in task.evaluate(task.model()).on
     labelled = TextTask(folder=own, score_folder=scored, size=100, predict="class", labels=2, **TINY)
     assert labelled.records()[1].tolist() == [-1, -1, -1, 1, -1, -1, -1, -1]
-    for remedy, options in {
+    wrong: dict[str, dict[str, Any]] = {
         "size": {"score_folder": scored},
         "score_folder": {"size": 100},
         "another one": {"size": 100, "score_folder": own},
         "labels": {"size": 100, "score_folder": scored, "predict": "class"},
-    }.items():
+    }
+    for remedy, options in wrong.items():
         with pytest.raises(InvalidParameter, match=remedy):
             TextTask(folder=own, **options, **TINY)
     with pytest.raises(InvalidParameter, match="documents of one's own"):
