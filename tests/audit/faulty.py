@@ -6,7 +6,7 @@ What such a trainer records and claims stays as it is; only its step is another 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -35,8 +35,15 @@ def halve_noise(step: PrivateStep, carrier: Carrier) -> None:
 
 
 def repeat_noise(step: PrivateStep, carrier: Carrier) -> None:
-    once = step.noise()
-    _replace_add(step, lambda sums: tuple(part + extra for part, extra in zip(sums, once, strict=True)))
+    once = torch.cat([part.flatten() for part in step.noise()])
+
+    def add(sums: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Whether the sums come one by one or end to end."""
+        sizes = [part.numel() for part in sums]
+        pieces = once[: sum(sizes)].split(sizes)
+        return tuple(part + extra.view(part.shape) for part, extra in zip(sums, pieces, strict=True))
+
+    _replace_add(step, add)
 
 
 class _Mechanism:
