@@ -145,7 +145,9 @@ class TextTask:
         self.classes = tuple(f"class {place}" for place in range(self._outputs)) if self.predict == "class" else None
         self.people = self._people  # who wrote them: asked for where a plan promises something to authors
         if site_sizes is not None:
-            self.site_sizes, self.sites = dict(site_sizes), self._sites
+            self.site_sizes = dict(site_sizes)
+        if site_sizes is not None or public:
+            self.sites = self._sites
 
     # ------------------------------------------------------------------------------------------------- documents
 
