@@ -214,6 +214,31 @@ ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
             (plan(training=TrainingPlan(canaries=16)), SITES),
         ),
     ],
+    "canary-clients-without-noise": [
+        (
+            (client(epsilon=8, delta=0.01, noise_at="party", canaries=100), SITES, "noise_at = 'party'"),
+            (client(epsilon=8, delta=0.01, canaries=100), SITES),
+        ),
+    ],
+    "canary-clients-of-fixed-cohorts": [
+        (
+            (
+                dataclasses.replace(
+                    client(epsilon=8, delta=0.01, canaries=100),
+                    federation=FederationPlan(sampling=SamplingPlan(kind="fixed-size", size=2)),
+                ),
+                SITES,
+                "cohorts of a fixed size",
+            ),
+            (client(epsilon=8, delta=0.01, canaries=100), SITES),
+        ),
+    ],
+    "few-canary-clients": [
+        (
+            (client(epsilon=8, delta=0.01, canaries=15), SITES, "privacy.client.canaries = 15"),
+            (client(epsilon=8, delta=0.01, canaries=16), SITES),
+        ),
+    ],
     "canaries-in-drill": [
         (
             (attacked(plan(training=CARRYING)), opened(SITES), "training.canaries = 100 beside [attack]"),

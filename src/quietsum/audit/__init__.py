@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from quietsum.audit.clients import (
         ClientAudit as ClientAudit,
         audit_clients as audit_clients,
+        audit_run_clients as audit_run_clients,
         estimate_epsilon as estimate_epsilon,
     )
     from quietsum.audit.evidence import Evidence as Evidence, Power as Power, forecast_power as forecast_power

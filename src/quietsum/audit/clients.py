@@ -15,9 +15,14 @@ Those of canaries that were in and of those that were out are fitted by a normal
 normals apart at δ. It is about what somebody sees who has the finished model alone, and no bound to either side. The
 paper takes N(0, 1/d) for canaries that were out; here they are measured, since made-up clients avoid their directions.
 
-**What this covers**: :func:`quietsum.federation.fold_of` and the plan's sampler, mechanism, stages and divisor, which
-are the same objects as in ``quietsum run``, replayed for as many rounds as the plan has. **What it does not**: what
-parties really send, whether a server runs this code, and noise that parties add. No data is read and nothing is
+:func:`audit_clients` replays a plan's rounds with made-up clients in random directions of the model.
+:func:`audit_run_clients` judges canary clients that a run itself carried, in coordinates of their own
+(:mod:`quietsum.federation.canaries`): those went through the run's own draws, clip and noise. Their estimate is made of
+the sums over all rounds of what was released of each.
+
+**What the replay covers**: :func:`quietsum.federation.fold_of` and the plan's sampler, mechanism, stages and divisor,
+which are the same objects as in ``quietsum run``, replayed for as many rounds as the plan has. **What it does not**:
+what parties really send, whether a server runs this code, and noise that parties add. No data is read and nothing is
 charged.
 """
 
@@ -33,17 +38,19 @@ from numpy.typing import NDArray
 from scipy import special
 
 from quietsum.aggregation import Fold
+from quietsum.audit.runs import frozen_plan
 from quietsum.audit.verdict import CanaryAudit, CanaryClaim, Conclusion, judge_canaries
-from quietsum.errors import InvalidParameter, PlanRefused
-from quietsum.federation import first_state, fold_of
-from quietsum.learning import CanaryRecord
+from quietsum.errors import CorruptState, InvalidParameter, PlanRefused, QuietsumError
+from quietsum.federation import clients_folder, clients_label, first_state, fold_of
+from quietsum.learning import CanaryRecord, read_party
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.plan import Plan, ResolvedPlan, resolve
 from quietsum.privacy import PrivacyUnit
+from quietsum.runs import Workspace
 from quietsum.tasks import task_of
 from quietsum.validate import open_probability, whole_number
 
-__all__ = ["ClientAudit", "audit_clients", "estimate_epsilon"]
+__all__ = ["ClientAudit", "audit_clients", "audit_run_clients", "estimate_epsilon"]
 
 USUAL, FEWEST = 200, 4
 _MOST_NUMBERS = 1 << 26  # of all canaries' directions together: half a gigabyte
@@ -145,6 +152,42 @@ def audit_clients(
         tests=_in_words(judge_canaries(CanaryRecord.join(included, chunks), claim)),
         estimate=estimate_epsilon(cosines[included], cosines[~included], delta=delta),
         estimate_range=_spread(cosines[included], cosines[~included], delta),
+    )
+
+
+def audit_run_clients(run: str, workspace: Workspace) -> ClientAudit:
+    """Judge ``run`` by the canary clients that it carried.
+
+    Guarantees: a run whose draws, clip and noise are those of the plan in its ledger is contradicted with a chance of
+    at most 1e-6. Raises QuietsumError where it carried none, CorruptState where the record was altered.
+    """
+    folder = workspace.find(run)
+    resolved = frozen_plan(folder, workspace)
+    client = resolved.plan.privacy.client
+    if client is None or not client.canaries:
+        raise QuietsumError(
+            f"{run} carried no canary clients, and they cannot be added afterwards; they are part of a plan: client = "
+            "{ …, canaries = 200 }"
+        )
+    place = clients_folder(folder.path)
+    own = read_party(place, clients_label(folder.run))
+    if own is None:
+        raise CorruptState(f"{place} is missing, and the plan of {run} has canary clients; restore it from a backup")
+    limit = resolved.limit_of(PrivacyUnit.CLIENT)
+    assert limit is not None  # a plan with canary clients protects clients
+    noise = []
+    for number in own.rounds.tolist():
+        mechanism = resolved.client_mechanism(number)
+        assert mechanism is not None
+        noise.append(mechanism.event().noise_multiplier)
+    epsilon = resolved.cost(PrivacyUnit.CLIENT, resolved.attempts, limit.delta)[1].epsilon
+    rate = resolved.cohort_sampling().expected_size(1)
+    claim = CanaryClaim(noise=tuple(noise) or 1.0, rate=rate, delta=limit.delta, epsilon=epsilon)
+    sums, included = own.record.released.astype(np.float64).sum(0), own.record.included
+    return ClientAudit(
+        tests=_in_words(judge_canaries(own.record, claim)),
+        estimate=estimate_epsilon(sums[included], sums[~included], delta=limit.delta),
+        estimate_range=_spread(sums[included], sums[~included], limit.delta),
     )
 
 

@@ -22,7 +22,7 @@ from quietsum.plan import Plan, ResolvedPlan, resolve
 from quietsum.privacy import PrivacyUnit
 from quietsum.runs import RunFolder, TaskFacts, Workspace
 
-__all__ = ["audit_run", "claims_of", "folder_of"]
+__all__ = ["audit_run", "claims_of", "folder_of", "frozen_plan"]
 
 _HOW = "canaries are part of a plan: training.canaries = 100 in run.toml, and quietsum train … --audit 500"
 
@@ -45,7 +45,9 @@ def audit_run(run: str, workspace: Workspace) -> CanaryAudit:
     if folder.parent != workspace.runs:
         return audit_training(run, workspace)
     known = workspace.find(run)
-    resolved = _frozen(known, workspace)
+    resolved = frozen_plan(known, workspace)
+    if not resolved.plan.training.canaries:
+        raise QuietsumError(f"{run} carried no canaries, and they cannot be added afterwards; {_HOW}")
     if known.sites:
         raise QuietsumError(
             f"the sites of {run} keep what is recorded of their canaries, and audit themselves: quietsum audit {run} "
@@ -65,7 +67,7 @@ def audit_run(run: str, workspace: Workspace) -> CanaryAudit:
     return audit
 
 
-def _frozen(folder: RunFolder, workspace: Workspace) -> ResolvedPlan:
+def frozen_plan(folder: RunFolder, workspace: Workspace) -> ResolvedPlan:
     """The plan in the ledger with the sizes that were declared, priced as it was."""
     if not ledger_exists(workspace.ledger):
         raise QuietsumError(f"{workspace.ledger} does not exist, so there is no claim to audit; name its --workspace")
@@ -74,8 +76,6 @@ def _frozen(folder: RunFolder, workspace: Workspace) -> ResolvedPlan:
             raise CorruptState(f"{workspace.ledger} is not the ledger of run {folder.run}; state its --workspace")
         body, pricing = ledger.run_entry(folder.run).body, ledger.pricing_of(folder.run)
     plan = Plan.from_dict(body["plan"])
-    if not plan.training.canaries:
-        raise QuietsumError(f"{folder.run} carried no canaries, and they cannot be added afterwards; {_HOW}")
     facts = TaskFacts.read(folder.path)
     if facts is None:
         raise CorruptState(f"{folder.path} does not say what its task declared; restore task.json from a backup")

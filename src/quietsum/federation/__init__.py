@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING
 from quietsum.doors import open_door
 
 if TYPE_CHECKING:
+    from quietsum.federation.canaries import (
+        CarriedClients as CarriedClients,
+        ClientCanaries as ClientCanaries,
+        clients_folder as clients_folder,
+        clients_label as clients_label,
+    )
     from quietsum.federation.checks.clients import CheckedClients as CheckedClients
     from quietsum.federation.checks.shares import CheckedShares as CheckedShares
     from quietsum.federation.drills import refuse_drill as refuse_drill

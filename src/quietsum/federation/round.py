@@ -40,6 +40,7 @@ from quietsum.aggregation import (
 from quietsum.defence import Detector, Finding
 from quietsum.errors import InvalidParameter, PlanRefused, TooFewParties
 from quietsum.failpoints import reach
+from quietsum.federation.canaries import CarriedClients, ClientCanaries
 from quietsum.federation.messages import Federation, TrainRequest
 from quietsum.federation.replies import Replies, in_time
 from quietsum.federation.watch import FindingReported, PartyRejected, RoundStarted, Watcher, guard, tell
@@ -83,9 +84,11 @@ def run_round(
     own_steps: bool = False,
     trial: Trial | None = None,
     detector: Detector | None = None,
+    canaries: ClientCanaries | None = None,
 ) -> RoundResult:
     """Round ``number`` of ``run``, from ``state`` to the next. ``own_steps`` and ``trial``: see :func:`fold_of`.
     ``detector`` looks on, and what it finds is shown to the watchers; it changes nothing, and its failure is a warning.
+    ``canaries`` are the run's canary clients (:mod:`quietsum.federation.canaries`).
 
     Guarantees: :class:`~quietsum.errors.BudgetExhausted` comes before any message. Every registered party is charged,
     drawn or not, answering or not (rules 1 and 2); only the record and person charges of a party that refused before it
@@ -110,13 +113,17 @@ def run_round(
     reach("round:reserved")
     tell(watchers, RoundStarted(round=number, attempt=attempt))
 
-    cohort = tuple(registered[index] for index in resolved.cohort_sampling().draw(len(registered), rng))
+    many = len(registered) + (0 if canaries is None else canaries.inside)
+    drawn = resolved.cohort_sampling().draw(many, rng)
+    cohort = tuple(registered[index] for index in drawn[drawn < len(registered)])
+    behind = drawn[drawn >= len(registered)] - len(registered)
+    carried = None if canaries is None else canaries.carry(behind, number=number, attempt=attempt)
     request = TrainRequest(run=run, round=number, attempt=attempt, params=state.params.copy())
     deadline = None if federation.counts_deadline else plan.federation.deadline
     asked = _Asked(
         request=request, cohort=cohort, registered=registered, resolved=resolved, federation=federation, ledger=ledger,
         receipt=receipt, refundable=_refundable(charges, resolved), watchers=watchers,
-        deadline=deadline, clock=clock, detector=detector, own_steps=own_steps,
+        deadline=deadline, clock=clock, detector=detector, own_steps=own_steps, carried=carried,
     )  # fmt: skip
     combined = asked.open_sum(state, rng, trial) if fold is None else asked.fold(fold, rng)
     if combined is None:
@@ -159,6 +166,7 @@ class _Asked:
     clock: Callable[[], float]
     detector: Detector | None = None
     own_steps: bool = False
+    carried: CarriedClients | None = None
 
     def fold(self, fold: Fold[Any], rng: RandomSource) -> Combined | None:
         """What ``fold`` makes of the replies; None where there is no step."""
@@ -187,6 +195,8 @@ class _Asked:
         if self.detector is not None:
             looks, folded = self.detector, replies.folded
             tell_findings(lambda: looks.look(number, folded, self._noise), number, self.watchers)
+        if self.carried is not None and isinstance(fold, ClientSum):
+            return self.carried.finish(fold, replies.folded, rng)
         return fold.finish(replies.folded, rng)
 
     def _noise(self, party: str) -> tuple[float, float]:

@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import final
 
 from quietsum.errors import InvalidParameter
-from quietsum.keys import COUNT, FRACTION, NAME, OPEN_FRACTION, POSITIVE, choices, key, table
+from quietsum.keys import COUNT, FRACTION, NAME, OPEN_FRACTION, POSITIVE, choices, key, table, whole
 from quietsum.privacy import Budget, Neighbours, PrivacyUnit
 
 __all__ = [
@@ -180,6 +180,10 @@ class ClientPlan:
         bound=choices("recipients", "server"),
     )  # fmt: skip
     adaptive: AdaptivePlan | None = key("Let the clip follow the updates' norms.", default=None)
+    canaries: int = key(
+        "Made-up clients that the server carries through its aggregation for quietsum audit; 0 for none.", default=0,
+        bound=whole(0, 10_000), later=True,
+    )  # fmt: skip
     lifetime: LifetimePlan | None = key(
         "The budget per client over all runs; the plan's own ε if omitted.", default=None
     )

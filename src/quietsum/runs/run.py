@@ -31,6 +31,7 @@ from quietsum.errors import (
 )
 from quietsum.failpoints import reach
 from quietsum.federation import (
+    ClientCanaries,
     Federation,
     GuardedWatcher,
     LocalFederation,
@@ -324,6 +325,7 @@ def _go_on(
     if not task.follows_orders and not resolved.client_level:
         log.info("the task trains by code of its own, so no bound is known on what a site may send")
     detector = _detector(task, resolved)
+    canaries = ClientCanaries.of(resolved, folder.path, folder.run, rng)
     if done:
         log.info("detection remembers nothing of the rounds before %d; habits are looked for from here on", done + 1)
     outcome = "finished"
@@ -339,7 +341,7 @@ def _go_on(
             result = run_round(
                 folder.run, number, state,
                 resolved=resolved, federation=federation, ledger=ledger, rng=rng, watchers=watchers,
-                own_steps=not task.follows_orders, detector=detector,
+                own_steps=not task.follows_orders, detector=detector, canaries=canaries,
                 trial=None if tried is None else tried(state.params, rng),
             )  # fmt: skip
             reach("run:before-checkpoint")

@@ -30,8 +30,8 @@ AttackOption = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
-        help="membership: a loss threshold on the training's model. clients: random canary clients through the "
-        "aggregation of a run's plan. If omitted, the canaries that the run carried.",
+        help="membership: a loss threshold on the training's model. clients: canary clients that the run "
+        "carried, or through the aggregation of its plan. If omitted, the canaries that the run carried.",
     ),
 ]
 SiteOption = Annotated[
@@ -103,7 +103,7 @@ def _audit_site(run: str, site: Path, as_json: bool, *, alone: bool) -> int:
 
 
 def _attack(run: str, place: Workspace, as_json: bool, *, membership: bool) -> int:
-    from quietsum.audit import Conclusion, audit_clients, audit_membership
+    from quietsum.audit import Conclusion, audit_clients, audit_membership, audit_run_clients
 
     if membership:
         found, path = audit_membership(run, place)
@@ -113,7 +113,9 @@ def _attack(run: str, place: Workspace, as_json: bool, *, membership: bool) -> i
             _show_membership(found)
             print(f"wrote {path} (mode 0600)")
         return CONTRADICTED if found.conclusion is Conclusion.CONTRADICTED else 0
-    clients = audit_clients(place.find(run).plan())
+    plan = place.find(run).plan()
+    carried = plan.privacy.client is not None and plan.privacy.client.canaries > 0
+    clients = audit_run_clients(run, place) if carried else audit_clients(plan)
     if as_json:
         print_json({"run": run, **clients.to_dict()})
     else:
@@ -122,7 +124,10 @@ def _attack(run: str, place: Workspace, as_json: bool, *, membership: bool) -> i
             low, high = clients.estimate_range
             _line("estimate", f"ε ≈ {clients.estimate:.3g}, between {low:.3g} and {high:.3g}; no bound to either side")
         _show(clients.tests, "client")
-        print("\nThe plan's aggregation was replayed with made-up clients: no party was asked.")
+        print(
+            "\nThe run itself carried these clients, through its own draws, clip and noise." if carried else
+            "\nThe plan's aggregation was replayed with made-up clients: no party was asked."
+        )  # fmt: skip
     return CONTRADICTED if clients.conclusion is Conclusion.CONTRADICTED else 0
 
 

@@ -252,8 +252,44 @@ def _few_canaries(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 
 
 def _canaries_in_drill(plan: Plan, parties: Sequence[PartyFacts]) -> str:
-    count = plan.training.canaries
-    return f"training.canaries = {count} beside [attack]" if count and plan.attack is not None else ""
+    count, clients = plan.training.canaries, _canary_clients(plan)
+    if plan.attack is None or not (count or clients):
+        return ""
+    return (
+        f"training.canaries = {count} beside [attack]"
+        if count
+        else (f"privacy.client.canaries = {clients} beside [attack]")
+    )
+
+
+def _canary_clients(plan: Plan) -> int:
+    """How many canary clients a plan has."""
+    return 0 if plan.privacy.client is None else plan.privacy.client.canaries
+
+
+def _canary_clients_without_noise(plan: Plan, parties: Sequence[PartyFacts]) -> str:
+    client, count = plan.privacy.client, _canary_clients(plan)
+    if not count or client is None:
+        return ""
+    if plan.aggregation.secure:
+        return f"privacy.client.canaries = {count} beside aggregation.secure"
+    if client.noise_at != "server":
+        return f"privacy.client.canaries = {count} with noise_at = '{client.noise_at}'"
+    return f"privacy.client.canaries = {count} with an adaptive clip" if client.adaptive is not None else ""
+
+
+def _canary_clients_of_fixed_cohorts(plan: Plan, parties: Sequence[PartyFacts]) -> str:
+    count = _canary_clients(plan)
+    return (
+        f"privacy.client.canaries = {count} with cohorts of a fixed size"
+        if count and (plan.federation.sampling.size is not None)
+        else ""
+    )
+
+
+def _few_canary_clients(plan: Plan, parties: Sequence[PartyFacts]) -> str:
+    count = _canary_clients(plan)
+    return f"privacy.client.canaries = {count}" if 0 < count < FEWEST_CANARIES else ""
 
 
 # ------------------------------------------------------------------------------------------- the table
@@ -438,6 +474,25 @@ ROWS: tuple[RefusalRow, ...] = (
         when=_few_canaries,
         why="so few say nothing",
         instead=f"carry {FEWEST_CANARIES} or more at each party, or none; one for each ten records is usual",
+    ),
+    RefusalRow(
+        name="canary-clients-without-noise",
+        when=_canary_clients_without_noise,
+        why="canary clients go through the server's own clip and noise, which here it does not add to a sum of updates "
+        "that it sees, or changes by what it saw",
+        instead="leave canaries out, or say noise_at = 'server' with a fixed max_norm and without masks",
+    ),
+    RefusalRow(
+        name="canary-clients-of-fixed-cohorts",
+        when=_canary_clients_of_fixed_cohorts,
+        why="a cohort of a fixed size has no place for them: each would keep a party away",
+        instead='leave canaries out, or draw by sampling = { kind = "poisson", rate = … }',
+    ),
+    RefusalRow(
+        name="few-canary-clients",
+        when=_few_canary_clients,
+        why="so few say nothing",
+        instead=f"carry {FEWEST_CANARIES} or more, or none; 200 are usual",
     ),
     RefusalRow(
         name="canaries-in-drill",
