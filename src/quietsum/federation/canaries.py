@@ -7,8 +7,8 @@ of C, is 1 or 0 for drawn or not, plus N(0, σ²), if the aggregation is what th
 
 Guarantees: the model's own part of a round's release has the law that it has without canaries: their updates are zero
 there, parties' are zero in theirs, noise of different coordinates is independent, and neither the chance of a party to
-be drawn nor the divisor knows of them. They hold no data, so they are not registered and nothing is charged for them. The
-record is the coordinator's own, for its owner alone: it says when canaries were drawn, and of no party anything.
+be drawn nor the divisor knows of them. They hold no data, so they are not registered and nothing is charged for them.
+The record is the coordinator's own, for its owner alone: it says when canaries were drawn, and of no party anything.
 """
 
 from __future__ import annotations
