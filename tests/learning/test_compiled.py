@@ -117,6 +117,8 @@ def test_a_record_that_is_not_finite_counts_as_zero() -> None:
 class Moody(nn.Module):
     """Another function in training than outside of it."""
 
+    scale: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.inner = net()

@@ -187,9 +187,8 @@ def test_scores_stand_on_the_evaluation_set_and_early_stopping_keeps_the_whole_p
     private = wrap_trainer(trainer, config(), selfcheck=False)
     guarantee = private.train()
     assert trainer.state.global_step == ROWS // 8 and trainer.model.training
-    whole = plan_training(private.config.__class__(**{
-        "epsilon": 8.0, "delta": 1e-3, "epochs": 2, "batch_size": 8, "clipping": "flat", "max_grad_norm": 1.0,
-    }), size=ROWS)  # fmt: skip
+    planned = config(epochs=2, batch_size=8, clipping="flat", max_grad_norm=1.0)
+    whole = plan_training(planned, size=ROWS)
     assert guarantee.epsilon == pytest.approx(whole.epsilon, rel=0.02)
 
 

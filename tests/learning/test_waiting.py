@@ -148,7 +148,12 @@ def test_the_way_from_draw_to_weights_has_one_look_at_the_end_of_a_chunk(monkeyp
             return chunk(records, rate)  # the first batches are followed
         assert records.tensors is not None
         with watched([*model.parameters(), *records.tensors], monkeypatch) as watch:
-            monkeypatch.setattr(trainer_module, "all_finite", lambda parts: (found.extend(watch.waits), ends(parts))[1])
+
+            def at_the_end(parts: Any) -> Any:
+                found.extend(watch.waits)
+                return ends(parts)
+
+            monkeypatch.setattr(trainer_module, "all_finite", at_the_end)
             chunk(records, rate)
         return None
 

@@ -309,7 +309,7 @@ class PrivateStep:
         whole = torch.cat([part.reshape(-1) for part in sums]) if len(sums) > 1 else sums[0].reshape(-1)
         (found,) = self.mechanism.add((whole,))
         flat = found.div_(self.expected_batch).to(parameters[0].dtype)
-        pieces = flat.split([parameter.numel() for parameter in parameters])
+        pieces = torch.split(flat, [parameter.numel() for parameter in parameters])
         return tuple(piece.view(parameter.shape) for piece, parameter in zip(pieces, parameters, strict=True))
 
     def gradient(self, batch: Batch, *, released: int | None = None) -> tuple[Tensor, ...]:
