@@ -19,6 +19,7 @@ from quietsum import PrivacyConfig, PrivateTrainer  # noqa: E402
 from quietsum.errors import InvalidParameter  # noqa: E402
 from quietsum.learning.clipping import Clip, Flat, PerLayer  # noqa: E402
 from quietsum.learning.engines.batch_mixing import mixes_examples  # noqa: E402
+from quietsum.learning.engines.bookkeeping import BookkeepingEngine  # noqa: E402
 from quietsum.learning.engines.protocol import engine_for  # noqa: E402
 
 ROWS = 5
@@ -193,6 +194,18 @@ def test_compiled_models_give_the_same_sum() -> None:
     compiled: Callable[..., Any] = torch.compile(model, backend="eager")
     found, _ = summed("auto", compiled, architecture.loss, batch, clip)  # type: ignore[arg-type]
     assert apart(found, loop) < 1e-10
+
+
+@pytest.mark.parametrize("variant", ["whole", "LoRA"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_step_of_each_architecture_is_recorded_as_one_graph(name: str, variant: str) -> None:
+    architecture, model, clip = ARCHITECTURES[name], model_of(name, variant).double(), Flat(max_norm=0.5)
+    batch = typed(architecture.batch(ROWS), torch.float64)
+    engine = BookkeepingEngine(model, architecture.loss, clip, backend="eager")
+    for _ in range(7):  # the first ones are looked at more closely, one is recorded
+        found = torch.cat([part.flatten() for part in engine.clipped_sum(batch)])
+    assert engine.why.endswith("the step is compiled")
+    assert apart(found, summed("naive", model, architecture.loss, batch, clip)[0]) < 1e-10
 
 
 def test_a_trainer_takes_the_model_as_it_is_and_stays_with_the_books() -> None:

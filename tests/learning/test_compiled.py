@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: E402, N812
 from torch import Tensor, nn  # noqa: E402
 
 from learning.decoders import DECODERS, Text, decoder, next_token  # noqa: E402
+from quietsum.learning.checks.before_training import while_checking  # noqa: E402
 from quietsum.learning.clipping import Clip, Flat, PerLayer  # noqa: E402
 from quietsum.learning.engines.bookkeeping import BookkeepingEngine  # noqa: E402
 from quietsum.learning.engines.hardware.compiled import pad_size  # noqa: E402
@@ -201,6 +202,27 @@ def test_dropout_is_drawn_anew_at_each_batch() -> None:
     settled(engine, rows_of(8))
     one, two = (joined(engine.clipped_sum(rows_of(8))) for _ in range(2))
     assert apart(one, two) > 1e-3
+
+
+def test_a_self_check_compiles_nothing() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+    engine = engine_of(model, cross_entropy, Flat(max_norm=0.1))
+    with while_checking(model):
+        for _ in range(7):
+            found = joined(engine.clipped_sum(rows_of(8)))
+        loop = joined(engine_for("naive", model, cross_entropy, Flat(max_norm=0.1)).clipped_sum(rows_of(8)))
+    assert engine._graphs is not None and not engine._graphs._graphs
+    assert apart(found, loop) < 1e-10
+
+
+def test_another_rate_of_dropout_is_another_recording() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+    engine = engine_of(model, cross_entropy, Flat(max_norm=0.1))
+    settled(engine, rows_of(8))
+    model[1].p = 0.0
+    loop = joined(engine_for("naive", model, cross_entropy, Flat(max_norm=0.1)).clipped_sum(rows_of(8)))
+    for _ in range(2):
+        assert apart(joined(engine.clipped_sum(rows_of(8))), loop) < 1e-10
 
 
 def test_the_step_of_a_model_with_buffers_is_compiled_and_its_buffers_stay() -> None:

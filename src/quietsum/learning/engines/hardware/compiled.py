@@ -13,19 +13,23 @@ Guarantees: the first batch of each graph is summed in both ways and must agree,
 graph is not used. A batch with a norm that is not finite, one too large for memory, and all that a graph raises on go
 the ordinary way. A recording is forgotten as soon as a parameter, a buffer, a mode (training or not), a hook, autocast
 or the bound of the clip is another one than when it was made. What a model reads from elsewhere in Python (a counter, a
-schedule in an attribute) is recorded as it was, as by ``torch.jit.trace``: such a model is trained without it.
+schedule in an attribute) is recorded as it was, as by ``torch.jit.trace``: such a model is trained without it. A
+self-check, which holds chance still while it tries batches of many sizes, is served the ordinary way.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from quietsum.learning.engines.hardware.room import without_room
 from quietsum.learning.engines.protocol import Batch, Block, Loss
@@ -56,6 +60,7 @@ class CompiledBlocks:
     def __init__(self, model: nn.Module, loss: Loss, run: Recorded, backend: str) -> None:
         self._model, self._loss, self._run, self._backend = model, loss, run, backend
         self._modules = list(model.modules())
+        self._dropouts = [module for module in self._modules if isinstance(module, _DropoutNd)]
         self._graphs: dict[Any, Any] = {}
         self._state: tuple[Any, ...] | None = None
         self._tensors: list[Tensor] = []
@@ -73,6 +78,7 @@ class CompiledBlocks:
         state = (
             tuple([module.training for module in self._modules]),
             tuple([part.requires_grad for part in tensors]),
+            tuple([module.p for module in self._dropouts]),
             tuple([len(module._forward_hooks) + len(module._forward_pre_hooks) for module in self._modules]),
             torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), torch.get_float32_matmul_precision(),
             getattr(self._loss, "max_norm", None),
@@ -87,7 +93,7 @@ class CompiledBlocks:
 
     def __call__(self, batch: Batch, rows: int, ordinary: Callable[[], Block]) -> Block | None:
         """Sums and norms of a block by its graph; None where the ordinary way must serve it."""
-        if self.problem is not None:
+        if self.problem is not None or is_in_torch_dispatch_mode():
             return None
         size = pad_size(rows)
         key = (size, tuple([(part.shape[1:], part.dtype, part.device) for part in batch]))
@@ -119,7 +125,7 @@ class CompiledBlocks:
         try:
             with torch.random.fork_rng(devices=sorted(set(random))), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                with without_room():
+                with without_room(), _compiling():
                     graph = make_fx(lambda batch, weights: self._run(batch, weights))(*padded)
                 options: Any = {"fallback_random": True} if self._backend == "inductor" else None
                 compiled = torch.compile(graph, backend=self._backend, dynamic=False, options=options)
@@ -149,6 +155,17 @@ class CompiledBlocks:
             apart, size = float((one.double() - two.double()).norm()), float(two.double().norm())
             if not apart <= (_EXACT if exact else _ROUGH) * size + _NOTHING:
                 raise ArithmeticError("its sums are others than without the compiler")
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """``torch.compiler.is_compiling()`` is true inside, as in torch.export: libraries then look at no values."""
+    kept = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = kept
 
 
 def _is(one: Tensor, two: Tensor) -> bool:
