@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from quietsum.errors import QuietsumError
 from quietsum.learning.checks.frozen_randomness import draws_chance, still
@@ -80,8 +81,26 @@ def refuse_unsound(step: CheckedStep, model: nn.Module, *, rng: RandomSource | N
         report = one_step(step, rng=rng)
     if not report.passed:
         found = report.failures[0]
-        raise ClaimContradicted(f"{report.step} fails its self-check in {found.test} ({found.name}): {found.lesson}")
+        lesson = found.lesson + _explain_rounding(model)
+        raise ClaimContradicted(f"{report.step} fails its self-check in {found.test} ({found.name}): {lesson}")
     return report
+
+
+def _explain_rounding(model: nn.Module) -> str:
+    """What to try first on a card that may multiply in TF32: which kernel does depends on how many rows there are."""
+    if not any(parameter.is_cuda for parameter in model.parameters()):
+        return ""
+    switches = []
+    if torch.get_float32_matmul_precision() != "highest":
+        switches.append('torch.set_float32_matmul_precision("highest")')
+    if torch.backends.cudnn.allow_tf32 and any(isinstance(module, _ConvNd) for module in model.modules()):
+        switches.append("torch.backends.cudnn.allow_tf32 = False")
+    if not switches:
+        return ""
+    return (
+        " This card may multiply in TF32, with 10 bits, and which product does may depend on how many rows a batch "
+        f"has, so that a record moves what others add by rounding: try {' and '.join(switches)} first."
+    )
 
 
 def constants_for(config: PrivacyConfig, size: int) -> Callable[[int], Mapping[str, float]]:
