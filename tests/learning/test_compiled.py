@@ -119,6 +119,7 @@ class Moody(nn.Module):
     """Another function in training than outside of it."""
 
     scale: Tensor
+    inner: nn.Module
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +127,8 @@ class Moody(nn.Module):
         self.register_buffer("scale", torch.ones((), dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x * self.scale) * (2 if self.training else 1)
+        found: Tensor = self.inner(x * self.scale)
+        return found * (2 if self.training else 1)
 
 
 @pytest.mark.parametrize("change", ["mode", "buffer's value", "buffer", "hook"])
@@ -204,10 +206,11 @@ def test_dropout_is_drawn_anew_at_each_batch() -> None:
     assert apart(one, two) > 1e-3
 
 
-def test_a_self_check_compiles_nothing() -> None:
-    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+@pytest.mark.parametrize("chance", [True, False])
+def test_a_self_check_compiles_nothing(chance: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5 * chance), nn.Linear(8, 3)).double()
     engine = engine_of(model, cross_entropy, Flat(max_norm=0.1))
-    with while_checking(model):
+    with while_checking(model, chance=chance):
         for _ in range(7):
             found = joined(engine.clipped_sum(rows_of(8)))
         loop = joined(engine_for("naive", model, cross_entropy, Flat(max_norm=0.1)).clipped_sum(rows_of(8)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, model: Any) -> str:
     found = SimpleNamespace(test="neighbours", name="moved", lesson="A record moves more than the clip.")
     report = SimpleNamespace(passed=False, failures=[found], step="the training step")
     monkeypatch.setattr(before_training, "one_step", lambda step, rng=None: report)
-    monkeypatch.setattr(before_training, "while_checking", lambda model: pytest.MonkeyPatch.context())
+    monkeypatch.setattr(before_training, "draws_chance", lambda model, run: False)
+    monkeypatch.setattr(before_training, "while_checking", lambda model, chance: contextlib.nullcontext())
     with pytest.raises(ClaimContradicted) as caught:
         refuse_unsound(None, model)  # type: ignore[arg-type]
     return str(caught.value)

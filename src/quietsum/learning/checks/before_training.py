@@ -22,6 +22,7 @@ from quietsum.learning.checks.step import CheckedStep
 from quietsum.learning.clipping import Flat
 from quietsum.learning.config import PrivacyConfig, TrainingSchedule, plan_training
 from quietsum.learning.engines.batch_mixing import SteadyEngine, keep_unchanged
+from quietsum.learning.engines.hardware.compiled import without_graphs
 from quietsum.learning.engines.protocol import Loss, engine_for
 from quietsum.learning.rows.records import Records
 from quietsum.learning.step import PrivateStep, build_step, cross_entropy
@@ -55,7 +56,7 @@ def while_checking(model: nn.Module, *, chance: bool = True) -> Iterator[nn.Modu
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        with still(model, chance=chance):
+        with still(model, chance=chance), without_graphs():
             yield model
     finally:
         torch.set_num_threads(threads)

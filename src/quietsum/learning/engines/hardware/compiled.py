@@ -14,7 +14,7 @@ graph is not used. A batch with a norm that is not finite, one too large for mem
 the ordinary way. A recording is forgotten as soon as a parameter, a buffer, a mode (training or not), a hook, autocast
 or the bound of the clip is another one than when it was made. What a model reads from elsewhere in Python (a counter, a
 schedule in an attribute) is recorded as it was, as by ``torch.jit.trace``: such a model is trained without it. A
-self-check, which holds chance still while it tries batches of many sizes, is served the ordinary way.
+self-check, which tries batches of many sizes, is served the ordinary way (:func:`without_graphs`).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from quietsum.learning.engines.hardware.room import without_room
 from quietsum.learning.engines.protocol import Batch, Block, Loss
 
-__all__ = ["CompiledBlocks", "pad_size"]
+__all__ = ["CompiledBlocks", "pad_size", "without_graphs"]
 
 _MOST = 16  # graphs of one engine
 _EXACT, _ROUGH, _NOTHING = 1e-9, 3e-2, 1e-30
@@ -51,6 +51,19 @@ def pad_size(rows: int) -> int:
     """
     step = max(1, 1 << max(0, (rows - 1).bit_length() - 4))
     return -(-rows // step) * step
+
+
+_held: ContextVar[bool] = ContextVar("held", default=False)
+
+
+@contextlib.contextmanager
+def without_graphs() -> Iterator[None]:
+    """Inside, every batch is served the ordinary way."""
+    token = _held.set(True)
+    try:
+        yield
+    finally:
+        _held.reset(token)
 
 
 @final
@@ -93,7 +106,7 @@ class CompiledBlocks:
 
     def __call__(self, batch: Batch, rows: int, ordinary: Callable[[], Block]) -> Block | None:
         """Sums and norms of a block by its graph; None where the ordinary way must serve it."""
-        if self.problem is not None or is_in_torch_dispatch_mode():
+        if self.problem is not None or _held.get() or is_in_torch_dispatch_mode():
             return None
         size = pad_size(rows)
         key = (size, tuple([(part.shape[1:], part.dtype, part.device) for part in batch]))
@@ -121,6 +134,8 @@ class CompiledBlocks:
 
     def _record(self, key: Any, padded: tuple[Batch, Tensor], rows: int, ordinary: Callable[[], Block]) -> Block:
         """A new graph, and the block in the ordinary way, which the graph must agree with."""
+        from torch.fx.experimental.proxy_tensor import make_fx  # heavy to import
+
         random = [part.device.index or 0 for part in padded[0] if part.is_cuda]
         try:
             with torch.random.fork_rng(devices=sorted(set(random))), warnings.catch_warnings():
