@@ -382,6 +382,8 @@ def measure(case: Case, chosen: list[str], until: float) -> dict[str, Found]:
     running: dict[str, Iterator[None]] = {}
     own: dict[str, int] = {}
     for name in chosen:
+        if time.monotonic() > until:
+            continue
         before = held(case.device)
         began = time.perf_counter()
         try:
