@@ -219,10 +219,11 @@ def test_a_self_check_compiles_nothing(chance: bool) -> None:
 
 
 def test_another_rate_of_dropout_is_another_recording() -> None:
-    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+    dropout = nn.Dropout(0.5)
+    model = nn.Sequential(nn.Linear(4, 8), dropout, nn.Linear(8, 3)).double()
     engine = engine_of(model, cross_entropy, Flat(max_norm=0.1))
     settled(engine, rows_of(8))
-    model[1].p = 0.0
+    dropout.p = 0.0
     loop = joined(engine_for("naive", model, cross_entropy, Flat(max_norm=0.1)).clipped_sum(rows_of(8)))
     for _ in range(2):
         assert apart(joined(engine.clipped_sum(rows_of(8))), loop) < 1e-10
