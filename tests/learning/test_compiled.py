@@ -219,7 +219,7 @@ def test_a_self_check_compiles_nothing(chance: bool) -> None:
 
 
 def test_another_rate_of_dropout_is_another_recording() -> None:
-    dropout = nn.Dropout(0.5)
+    dropout: Any = nn.Dropout(0.5)
     model = nn.Sequential(nn.Linear(4, 8), dropout, nn.Linear(8, 3)).double()
     engine = engine_of(model, cross_entropy, Flat(max_norm=0.1))
     settled(engine, rows_of(8))
