@@ -258,7 +258,7 @@ def test_every_task_has_settings_of_its_own() -> None:
 def test_clients_are_made_where_a_task_has_no_sites_and_only_there() -> None:
     splits = {task: load_plan(template(task=task)).federation for task in EVERY_TASK}
     natural = {task for task, federation in splits.items() if federation.split == "natural"}
-    assert natural == {"heart", "pose", "nuclei", "cards"}
+    assert natural == {"heart", "pose", "nuclei", "cards", "text"}
     assert splits["cards"].parties == 500
     assert all(isinstance(splits[task].parties, int) for task in set(EVERY_TASK) - natural)
 

@@ -6,7 +6,7 @@ that was computed on something else is worse than no number. There is no option 
 data are read by a task of one's own, which is one small class.
 
 >>> list(DATASETS)
-['heart', 'digits', 'mnist', 'fashion-mnist', 'chest-xray', 'nuclei', 'fraud', 'cards', 'pose']
+['heart', 'digits', 'mnist', 'fashion-mnist', 'chest-xray', 'nuclei', 'fraud', 'cards', 'pose', 'text']
 >>> sha256_of(b"abc")[:8]
 'ba7816bf'
 """

@@ -13,7 +13,7 @@ quietsum.errors.InvalidParameter: task = 'hart' is not known; did you mean "hear
 ``TRAINABLE`` are the tasks with torch models; torch is imported when one of them is made.
 
 >>> sorted(TRAINABLE)
-['cards', 'chest-xray', 'digits', 'fashion-mnist', 'fraud', 'mnist', 'nuclei', 'pose']
+['cards', 'chest-xray', 'digits', 'fashion-mnist', 'fraud', 'mnist', 'nuclei', 'pose', 'text']
 >>> trainable_task("digit")
 Traceback (most recent call last):
 ...

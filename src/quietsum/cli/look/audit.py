@@ -96,7 +96,7 @@ def _audit_site(run: str, site: Path, as_json: bool, *, alone: bool) -> int:
     if as_json:
         print_json({"run": run, **found.to_dict()})
     else:
-        print(textwrap.fill(found.sentence, 80), end="\n\n")
+        print(textwrap.fill(found.sentence, text_width()), end="\n\n")
         _show(found, "record")
         print(f"wrote {path} (mode 0600)")
     return CONTRADICTED if found.conclusion is Conclusion.CONTRADICTED else 0

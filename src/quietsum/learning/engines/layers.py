@@ -81,7 +81,7 @@ def plan_for(rows: int, positions: int, inputs: int, outputs: int, item: int, ba
 
     >>> plan_for(256, 32, 64, 192, 4), plan_for(256, 196, 64, 16, 4), plan_for(1024, 16, 4608, 512, 4)
     ('keep', 'keep', 'ghost')
-    >>> [plan_for(256, 256, *sizes, 4, 45.0) for sizes in ((384, 384), (768, 768), (768, 16))]
+    >>> [plan_for(512, 256, *sizes, 4, 45.0) for sizes in ((384, 384), (768, 768), (768, 16))]
     ['discard', 'ghost', 'keep']
     """
     size = inputs * outputs

@@ -94,6 +94,7 @@ DEFAULTS: Mapping[str, Defaults] = MappingProxyType({
     "digits": _deal_out(4, rounds=40, sample_rate=0.25, learning_rate=4.0, max_grad_norm=0.1),
     "mnist": _deal_out(4, rounds=40, sample_rate=0.25, learning_rate=16.0, max_grad_norm=0.1, delta=1e-6),
     "fashion-mnist": _deal_out(4, rounds=40, sample_rate=0.25, learning_rate=32.0, max_grad_norm=0.1, delta=1e-6),
+    "text": Defaults(rounds=60, sample_rate=0.2, learning_rate=1.0, max_grad_norm=1.0, parties=20, adam=0.05),
 })  # fmt: skip
 HEART_DEFAULTS = DEFAULTS["heart"]
 OTHER_ROUNDS = 60
@@ -123,6 +124,7 @@ CLIENTS: Mapping[str, Clients] = MappingProxyType({
     "digits": Clients(rounds=80, learning_rate=0.3, max_norm=0.3, delta=1e-4, parties=600),
     "mnist": Clients(rounds=40, learning_rate=0.3, max_norm=0.3, delta=2e-5, parties=2000, cohort=0.25),
     "fashion-mnist": Clients(rounds=40, learning_rate=0.3, max_norm=0.3, delta=2e-5, parties=2000, cohort=0.25),
+    "text": Clients(rounds=40, learning_rate=1.0, max_norm=0.3, delta=1e-4, parties=150, local_steps=2),
 })  # fmt: skip
 OTHER_CLIENTS = Clients(rounds=20, learning_rate=0.5, max_norm=0.5, delta=1e-4, momentum=0.0)
 
