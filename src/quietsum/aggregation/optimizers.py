@@ -173,10 +173,7 @@ class FedAdam:
     floor: float = 1e-3
 
     def __post_init__(self) -> None:
-        positive("learning_rate", self.learning_rate)
-        _below_one("momentum", self.momentum)
-        _below_one("second", self.second)
-        positive("floor", self.floor, "it keeps small coordinates from taking giant steps")
+        _check_moments(self)
 
     def start(self, params: Vector) -> ServerState:
         """m = 0, v = floor²."""
@@ -212,10 +209,7 @@ class ServerAdam:
     floor: float = 1e-3
 
     def __post_init__(self) -> None:
-        positive("learning_rate", self.learning_rate)
-        _below_one("momentum", self.momentum)
-        _below_one("second", self.second)
-        positive("floor", self.floor, "it keeps small coordinates from taking giant steps")
+        _check_moments(self)
 
     def start(self, params: Vector) -> ServerState:
         """Nothing seen."""
@@ -320,6 +314,13 @@ def check_slots(state: ServerState, fresh: ServerState) -> None:
 
 def _list_slots(state: ServerState) -> str:
     return ", ".join(sorted(state.slots)) or "nothing"
+
+
+def _check_moments(kind: FedAdam | ServerAdam) -> None:
+    positive("learning_rate", kind.learning_rate)
+    _below_one("momentum", kind.momentum)
+    _below_one("second", kind.second)
+    positive("floor", kind.floor, "it keeps small coordinates from taking giant steps")
 
 
 def _below_one(name: str, value: float) -> float:
