@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-SHIPPED = ("train", "transformers", "federate", "postgres", "mlflow", "onnx", "pictures", "serve")
+SHIPPED = ("train", "transformers", "lightning", "federate", "postgres", "mlflow", "onnx", "pictures", "serve")
 
 
 def declared() -> dict[str, str]:

@@ -78,6 +78,10 @@ if TYPE_CHECKING:
         save_trained as save_trained,
     )
     from quietsum.learning.libraries.hf_trainer import WrappedTrainer as WrappedTrainer, wrap_trainer as wrap_trainer
+    from quietsum.learning.libraries.lightning import (
+        WrappedLightning as WrappedLightning,
+        wrap_lightning as wrap_lightning,
+    )
     from quietsum.learning.noise.gradient_noise import find_uncovered_norms as find_uncovered_norms
     from quietsum.learning.own_loop import (
         PoissonLoader as PoissonLoader,
