@@ -126,6 +126,33 @@ def shared(draws: int) -> list[Row]:
     return rows
 
 
+def steps(draws: int) -> list[Row]:
+    """Secure noise of a training step: the exact sampler, floats before it, and these by two threads, in turn."""
+    if not importlib.util.find_spec("torch"):
+        return []
+    import torch
+
+    from quietsum.learning.noise.ahead import WholeAhead
+    from quietsum.learning.noise.whole import fill_whole
+
+    rng, ahead, out = system_randomness(), WholeAhead(), torch.empty(draws, dtype=torch.int64)
+    group = "secure noise of a step"
+    ways: dict[str, tuple[int, Callable[[], object]]] = {
+        "exact sampler": (1, lambda: rng.rounded_normals(2.0**24, draws)),
+        "one thread": (1, lambda: fill_whole(out, 2.0**24, rng)),
+        "two threads": (2, lambda: ahead.draw(2.0**24, draws)),
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(11):
+        for name, (threads, way) in ways.items():
+            torch.set_num_threads(threads)
+            start = time.perf_counter()
+            way()
+            times[name].append(time.perf_counter() - start)
+    torch.set_num_threads(1)
+    return [Row(group=group, who=name, seconds=min(times[name]), ours=name == "one thread") for name in ways]
+
+
 def opendp_row(group: str, law: str, scale: float, draws: int) -> list[Row]:
     """OpenDP's measurement of a zero vector: its noise, drawn in compiled code."""
     if not importlib.util.find_spec("opendp"):
@@ -173,7 +200,8 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
     parser.add_argument("--draws", type=int, default=1_000_000)
     arguments = parser.parse_args()
-    rows = floats(arguments.draws) + integers(arguments.draws) + shared(arguments.draws) + releases()
+    rows = floats(arguments.draws) + integers(arguments.draws) + steps(arguments.draws)
+    rows += shared(arguments.draws) + releases()
     own = {row.group: row.seconds for row in rows if row.ours}
     edge, bar = ("| ", " | ") if arguments.markdown else ("", "  ")
 

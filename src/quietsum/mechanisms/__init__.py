@@ -56,7 +56,10 @@ if TYPE_CHECKING:
         DiscreteLaplaceNoise as DiscreteLaplaceNoise,
         RoundedLaplaceNoise as RoundedLaplaceNoise,
     )
-    from quietsum.mechanisms.noise.rounded_normal import FAILURE_PER_DRAW as FAILURE_PER_DRAW
+    from quietsum.mechanisms.noise.rounded_normal import (
+        FAILURE_PER_DRAW as FAILURE_PER_DRAW,
+        round_words as round_words,
+    )
     from quietsum.mechanisms.noise.skellam import SkellamNoise as SkellamNoise
     from quietsum.mechanisms.quantile import QuantileRule as QuantileRule, within as within
     from quietsum.mechanisms.rng import (
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
         RandomSource as RandomSource,
         Shape as Shape,
         dimensions as dimensions,
+        is_from_system as is_from_system,
         randomness_for_tests as randomness_for_tests,
         system_randomness as system_randomness,
     )

@@ -40,6 +40,7 @@ __all__ = [
     "Shape",
     "choose_source",
     "dimensions",
+    "is_from_system",
     "random_keys",
     "randomness_for_tests",
     "system_randomness",
@@ -105,6 +106,11 @@ def system_randomness() -> RandomSource:
     Guarantees: no two sources, processes or forks share a key; the key is in no repr, copy or pickle.
     """
     return _Source(_Keystream(lambda: os.urandom(32)), for_tests=False)
+
+
+def is_from_system(rng: RandomSource) -> bool:
+    """Whether ``rng`` is one of :func:`system_randomness`, so that another of these may draw in its place."""
+    return type(rng) is _Source and not rng.for_tests
 
 
 def choose_source(rng: RandomSource | None) -> RandomSource:

@@ -1,9 +1,10 @@
-"""Whole numbers of noise drawn beside the training, while the card is busy with the step before.
+"""Whole numbers of noise for a step: on a card drawn there a step ahead, on a processor by all threads at once.
 
-Secure noise (:mod:`quietsum.learning.noise.gradient_noise`) is drawn on the processor, where its law is exact to the
-last bit. A card would stand still for it. :class:`WholeAhead` has threads draw the noise of the next steps meanwhile;
-its law depends on public numbers alone, its scale and how many there are, so it may be drawn before the sum that it is
-for.
+Secure noise (:mod:`quietsum.learning.noise.gradient_noise`) has a law that is exact to the last bit; a few draws in a
+thousand are decided on the processor (:mod:`quietsum.learning.noise.whole`). A card would stand still for them, so
+:class:`WholeAhead` begins each draw a step before it is needed. Its law depends on public numbers alone, its scale and
+how many there are, so it may be drawn before the sum that it is for. For a card that cannot draw exactly, threads of
+the processor draw ahead.
 """
 
 from __future__ import annotations
@@ -19,62 +20,108 @@ from typing import final
 import torch
 from torch import Tensor
 
+from quietsum.learning.noise.whole import CardDraw, fill_whole, is_exact
 from quietsum.learning.rows.memory import make_room
 from quietsum.mechanisms import RandomSource, system_randomness
 
 __all__ = ["WholeAhead"]
 
-_DRAWS = 2  # of this many steps
+_DRAWS = 2  # of this many steps, where the processor draws for a card
 _PIECE = 1 << 17  # numbers that one thread draws at a time
-_MOST_THREADS = 8
+_MOST_THREADS = 16
+
+
+@final
+class _Drawing:
+    """Pieces of one draw, each made by a thread."""
+
+    def __init__(self, out: Tensor, parts: list[Future[None]]) -> None:
+        self._out, self._parts = out, parts
+
+    def finish(self) -> Tensor:
+        """The whole of it. What went wrong in a thread is raised here, and nothing is handed out."""
+        for part in self._parts:
+            part.result()
+        return self._out
 
 
 @final
 class WholeAhead:
-    """Rounded normals for coming steps.
+    """Rounded normals for this step and coming ones.
 
     Guarantees: each number is handed out once, to one caller; every thread draws from a source of its own, which the
-    operating system keys. Numbers of another scale, or for another count, are thrown away and drawn anew, and so are
-    those that a forked child finds.
+    operating system keys, and every draw on a card has a key of its own. Numbers of another scale, for another count,
+    or of another stream of a card are thrown away and drawn anew, and so are those that a forked child finds. A thread
+    that fails fails the draw.
     """
 
     def __init__(self, make_source: Callable[[], RandomSource] = system_randomness) -> None:
         self._make_source, self._lock = make_source, threading.Lock()
-        self._asked: tuple[float, int, int] | None = None
-        self._coming: deque[tuple[Tensor, list[Future[None]]]] = deque()
+        self._asked: tuple[float, int, torch.device, int, int] | None = None
+        self._coming: deque[CardDraw | _Drawing] = deque()
         self._own = threading.local()
 
     def take(self, scale: float, count: int, device: torch.device) -> Tensor:
-        """``count`` fresh draws of round(scale · N(0, 1)) in int64, in the memory of this machine, near ``device``."""
+        """``count`` fresh draws of round(scale · N(0, 1)) in int64, on ``device`` or in the memory near it.
+
+        Those of the next step are begun.
+        """
         process = os.getpid()
-        if self._asked is not None and self._asked[2] != process:  # a fork may have copied a locked lock
+        if self._asked is not None and self._asked[4] != process:  # a fork may have copied a locked lock
             self._lock, self._own = threading.Lock(), threading.local()
+        stream = int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
         with self._lock:
-            if self._asked != (scale, count, process):
-                self._asked = scale, count, process
+            if self._asked != (scale, count, device, stream, process):
+                self._asked = scale, count, device, stream, process
                 self._coming.clear()
-            while len(self._coming) <= _DRAWS:
-                self._coming.append(self._begin(scale, count, device))
-            drawn, parts = self._coming.popleft()
-        for part in parts:
-            part.result()
-        return drawn
+            if not self._coming:
+                self._begin(scale, count, device)
+            drawn = self._coming.popleft().finish()
+            self._begin(scale, count, device)
+            return drawn
 
-    def _begin(self, scale: float, count: int, device: torch.device) -> tuple[Tensor, list[Future[None]]]:
-        out = make_room(count, (), torch.int64, device)
-        threads = _threads(os.getpid())
-        starts = range(0, count, _PIECE)
-        return out, [threads.submit(self._draw, out[start : start + _PIECE], scale) for start in starts]
+    def draw(self, scale: float, count: int) -> Tensor:
+        """``count`` fresh draws on the processor, by as many threads as torch may use; none are kept for later."""
+        pieces = -(-count // _PIECE)
+        if pieces < 2 or min(torch.get_num_threads(), _cores()) < 2:
+            out = torch.empty(count, dtype=torch.int64)
+            self._fill(out, scale)
+            return out
+        return self._share_out(torch.empty(count, dtype=torch.int64), scale, torch.get_num_threads()).finish()
 
-    def _draw(self, out: Tensor, scale: float) -> None:
+    def _begin(self, scale: float, count: int, device: torch.device) -> None:
+        if _draws_itself(device):
+            self._coming.append(CardDraw(scale, count, device, self._source().words))
+        while not self._coming or (isinstance(self._coming[0], _Drawing) and len(self._coming) < _DRAWS):
+            out = make_room(count, (), torch.int64, device)
+            self._coming.append(self._share_out(out, scale, max(1, _cores() - 1)))
+
+    def _share_out(self, out: Tensor, scale: float, threads: int) -> _Drawing:
+        pool = _threads(os.getpid(), min(_MOST_THREADS, threads, _cores()))
+        pieces = torch.split(out, _PIECE)
+        return _Drawing(out, [pool.submit(self._fill, piece, scale) for piece in pieces])
+
+    def _fill(self, out: Tensor, scale: float) -> None:
+        fill_whole(out, scale, self._source())
+
+    def _source(self) -> RandomSource:
+        """That of this thread."""
         source: RandomSource | None = getattr(self._own, "source", None)
         if source is None:
             source = self._own.source = self._make_source()
-        out.copy_(torch.from_numpy(source.rounded_normals(scale, len(out))))
+        return source
 
 
-@functools.lru_cache(maxsize=1)
-def _threads(process: int) -> ThreadPoolExecutor:
-    """Those of this process: half of its processors, so that the other half is left to the training."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return ThreadPoolExecutor(max(1, min(_MOST_THREADS, cores // 2)), thread_name_prefix="noise")
+def _draws_itself(device: torch.device) -> bool:
+    return device.type != "cpu" and is_exact(device)
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.lru_cache(maxsize=2)
+def _threads(process: int, many: int) -> ThreadPoolExecutor:
+    """Those of this process."""
+    return ThreadPoolExecutor(many, thread_name_prefix="noise")

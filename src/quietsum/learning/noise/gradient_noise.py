@@ -10,10 +10,11 @@ A step of DP-SGD adds N(0, (σC)²) to every coordinate of a sum whose records a
   only then is it scaled back. The noise is measured against Δ = C/h + √d + m grid units: h is the grid's width, √d what
   rounding d coordinates can add, and m a margin for the float error of the sum itself (:func:`float_margin`).
 
-For a graphics card secure noise is drawn by threads while the card is busy (:mod:`quietsum.learning.noise.ahead`), and
-fast noise is made there, in the same way from other words: those of ChaCha20 under a key of 256 bits
-that the operating system makes for each draw (:mod:`quietsum.learning.noise.chacha`). No generator is ever saved,
-restored, seeded by hand or shared with torch's own.
+On a graphics card noise is made there, in the same way from other words: those of ChaCha20 under a key of 256 bits that
+the operating system makes for each draw (:mod:`quietsum.learning.noise.chacha`). Secure noise is begun a step before it
+is needed, for the processor decides the draws that floats cannot (:mod:`quietsum.learning.noise.whole`); on a processor
+several threads draw it, each from a source of its own (:mod:`quietsum.learning.noise.ahead`). No generator is ever
+saved, restored, seeded by hand or shared with torch's own.
 
 >>> noise = TorchNoise(noise_multiplier=1.1, sensitivity=0.5)
 >>> noise.event(), noise.label
@@ -40,7 +41,7 @@ from quietsum.learning.noise import chacha
 from quietsum.learning.noise.ahead import WholeAhead
 from quietsum.learning.noise.chacha import KEY_BYTES
 from quietsum.learning.rows.memory import carry
-from quietsum.mechanisms import FAILURE_PER_DRAW, RandomSource, system_randomness
+from quietsum.mechanisms import FAILURE_PER_DRAW, RandomSource, is_from_system, system_randomness
 from quietsum.privacy import Gaussian, Laplace, PrivacyEvent
 from quietsum.validate import positive
 
@@ -156,6 +157,8 @@ class TorchNoise:
         count = sum(part.numel() for part in like)
         if is_on_card(like[0]) and not self._source.for_tests:
             return width, self._whole_ahead.take(scale, count, like[0].device)
+        if is_from_system(self._source):
+            return width, self._whole_ahead.draw(scale, count)
         return width, torch.from_numpy(self._source.rounded_normals(scale, count))
 
     def grid(self, like: Sequence[Tensor]) -> tuple[float, float]:

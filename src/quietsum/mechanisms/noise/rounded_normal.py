@@ -24,7 +24,7 @@ from scipy.special import ndtri
 from quietsum.errors import InvalidParameter
 from quietsum.validate import positive
 
-__all__ = ["FAILURE_PER_DRAW", "LARGEST_SCALE", "MARGIN", "rounded_normals", "tail_bits"]
+__all__ = ["FAILURE_PER_DRAW", "LARGEST_SCALE", "MARGIN", "round_words", "rounded_normals", "tail_bits"]
 
 FAILURE_PER_DRAW = 2.0**-128
 """Total variation distance of one draw from the ideal law.
@@ -61,12 +61,32 @@ def rounded_normals(
     drawn = np.empty(count, dtype=np.int64)
     for start in range(0, count, _CHUNK):  # pieces that stay in the processor's cache
         part = drawn[start : start + _CHUNK]
-        _draw(part, scale, words, margin)
+        _draw(part, words(part.size), scale, words, margin)
     return drawn
 
 
-def _draw(out: NDArray[np.int64], scale: float, words: Callable[[int], NDArray[np.uint64]], margin: float) -> None:
-    first = words(out.size)
+def round_words(
+    first: NDArray[np.uint64], scale: float, words: Callable[[int], NDArray[np.uint64]]
+) -> NDArray[np.int64]:
+    """The draws of :func:`rounded_normals` whose first words are known already; ``words`` gives those that follow.
+
+    Guarantees: where the first words are fresh and uniform, the draws have the law of :func:`rounded_normals`. Bit 0 of
+    a word is the sign, 1 for negative; the others are the first 63 of the tail probability U behind its leading zero.
+    """
+    drawn = np.empty(first.size, dtype=np.int64)
+    for start in range(0, first.size, _CHUNK):
+        part = slice(start, start + _CHUNK)
+        _draw(drawn[part], first[part], _scale(scale), words, MARGIN)
+    return drawn
+
+
+def _draw(
+    out: NDArray[np.int64],
+    first: NDArray[np.uint64],
+    scale: float,
+    words: Callable[[int], NDArray[np.uint64]],
+    margin: float,
+) -> None:
     tails = first >> np.uint64(1)
     uniform = tails.astype(np.float64)
     uniform += 0.5
