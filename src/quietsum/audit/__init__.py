@@ -24,12 +24,20 @@ if TYPE_CHECKING:
         Stated as Stated,
     )
     from quietsum.audit.clients import (
+        CLIENT_AUDIT as CLIENT_AUDIT,
         ClientAudit as ClientAudit,
         audit_clients as audit_clients,
         audit_run_clients as audit_run_clients,
         estimate_epsilon as estimate_epsilon,
+        name_client_faults as name_client_faults,
+        read_client_audit as read_client_audit,
     )
-    from quietsum.audit.evidence import Evidence as Evidence, Power as Power, forecast_power as forecast_power
+    from quietsum.audit.evidence import (
+        Evidence as Evidence,
+        Observed as Observed,
+        Power as Power,
+        forecast_power as forecast_power,
+    )
     from quietsum.audit.inversion.gradients import (
         attack_gradients as attack_gradients,
         invert_dense as invert_dense,
@@ -51,6 +59,7 @@ if TYPE_CHECKING:
         score_by_references as score_by_references,
     )
     from quietsum.audit.membership.targets import draw_members as draw_members, draw_references as draw_references
+    from quietsum.audit.one_run import bears_out as bears_out
     from quietsum.audit.outcome import (
         AttackOutcome as AttackOutcome,
         Success as Success,

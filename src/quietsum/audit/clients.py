@@ -30,7 +30,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -38,7 +39,9 @@ from numpy.typing import NDArray
 from scipy import special
 
 from quietsum.aggregation import Fold
+from quietsum.audit.evidence import Power
 from quietsum.audit.runs import frozen_plan
+from quietsum.audit.trainings import read_finding, write_audit
 from quietsum.audit.verdict import CanaryAudit, CanaryClaim, Conclusion, judge_canaries
 from quietsum.errors import CorruptState, InvalidParameter, PlanRefused, QuietsumError
 from quietsum.federation import clients_folder, clients_label, first_state, fold_of
@@ -50,7 +53,13 @@ from quietsum.runs import Workspace
 from quietsum.tasks import task_of
 from quietsum.validate import open_probability, whole_number
 
-__all__ = ["ClientAudit", "audit_clients", "audit_run_clients", "estimate_epsilon"]
+__all__ = [
+    "CLIENT_AUDIT", "ClientAudit", "audit_clients", "audit_run_clients", "estimate_epsilon", "name_client_faults",
+    "read_client_audit",
+]  # fmt: skip
+
+CLIENT_AUDIT = "client-audit.json"
+"""The file beside a run that holds what its canary clients found."""
 
 USUAL, FEWEST = 200, 4
 _MOST_NUMBERS = 1 << 26  # of all canaries' directions together: half a gigabyte
@@ -88,10 +97,7 @@ class ClientAudit:
     @property
     def sentence(self) -> str:
         """The conclusion in plain words."""
-        text = self.tests.sentence.replace("canaries", "canary clients")
-        for word, own in _WORDS:
-            text = text.replace(word, own)
-        return text
+        return _say(self.tests.sentence.replace("canaries", "canary clients"))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -156,7 +162,7 @@ def audit_clients(
 
 
 def audit_run_clients(run: str, workspace: Workspace) -> ClientAudit:
-    """Judge ``run`` by the canary clients that it carried.
+    """Judge ``run`` by the canary clients that it carried, and write ``client-audit.json`` into its folder.
 
     Guarantees: a run whose draws, clip and noise are those of the plan in its ledger is contradicted with a chance of
     at most 1e-6. Raises QuietsumError where it carried none, CorruptState where the record was altered.
@@ -184,28 +190,44 @@ def audit_run_clients(run: str, workspace: Workspace) -> ClientAudit:
     rate = resolved.cohort_sampling().expected_size(1)
     claim = CanaryClaim(noise=tuple(noise) or 1.0, rate=rate, delta=limit.delta, epsilon=epsilon)
     sums, included = own.record.released.astype(np.float64).sum(0), own.record.included
-    return ClientAudit(
+    found = ClientAudit(
         tests=_in_words(judge_canaries(own.record, claim)),
         estimate=estimate_epsilon(sums[included], sums[~included], delta=limit.delta),
         estimate_range=_spread(sums[included], sums[~included], limit.delta),
     )
+    write_audit(folder.path / CLIENT_AUDIT, folder.run, found.to_dict(), record=place)
+    return found
+
+
+def read_client_audit(folder: Path, run: str) -> dict[str, Any] | None:
+    """What :func:`audit_run_clients` found last of ``run`` in ``folder``; None if it was not asked.
+
+    Raises CorruptState if the file is anything else, or of another record.
+    """
+    return read_finding(folder / CLIENT_AUDIT, run, record=clients_folder(folder))
 
 
 def _in_words(tests: CanaryAudit) -> CanaryAudit:
     """The same result in words of clients, cohorts and rounds."""
 
-    def say(text: str) -> str:
-        for word, own in _WORDS:
-            text = text.replace(word, own)
-        return text
-
     return dataclasses.replace(
         tests,
         evidence=tuple(
-            dataclasses.replace(one, found=say(one.found), lesson=say(one.lesson)) for one in tests.evidence
+            dataclasses.replace(one, found=_say(one.found), lesson=_say(one.lesson)) for one in tests.evidence
         ),
-        powers=tuple(dataclasses.replace(one, fault=say(one.fault)) for one in tests.powers),
+        powers=name_client_faults(tests.powers),
     )
+
+
+def name_client_faults(powers: Sequence[Power]) -> tuple[Power, ...]:
+    """The same powers with their faults in words of clients."""
+    return tuple(dataclasses.replace(one, fault=_say(one.fault)) for one in powers)
+
+
+def _say(text: str) -> str:
+    for word, own in _WORDS:
+        text = text.replace(word, own)
+    return text
 
 
 def _resolve(plan: Plan | ResolvedPlan) -> ResolvedPlan:

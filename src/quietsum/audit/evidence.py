@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -39,8 +39,8 @@ from quietsum.learning import CanaryRecord
 from quietsum.selfcheck import binomial_p, kolmogorov_p, normal_p, spread_p
 
 __all__ = [
-    "FALSE_ALARM", "POWER", "Evidence", "Part", "Power", "find_power", "find_power_of_parts", "forecast_power",
-    "look_at_parts", "look_at_record",
+    "FALSE_ALARM", "POWER", "Evidence", "Observed", "Part", "Power", "find_power", "find_power_of_parts",
+    "forecast_power", "look_at_parts", "look_at_record", "observe_parts",
 ]  # fmt: skip
 
 FALSE_ALARM = 1e-6
@@ -50,6 +50,7 @@ LEVEL = FALSE_ALARM / TESTS
 POWER = 0.9
 _Z = float(-special.ndtri(LEVEL / 2))
 _Z_POWER = float(special.ndtri(POWER))
+_MOST = 1 << 53  # of any count: a float holds it as it is
 
 Floats = NDArray[np.float64]
 Pairs = tuple[NDArray[np.intp], NDArray[np.intp]]
@@ -347,15 +348,74 @@ def find_power(record: CanaryRecord, *, noise: Floats, rate: float) -> tuple[Pow
 
 def find_power_of_parts(parts: Sequence[Part]) -> tuple[Power, ...]:
     """The same for several records, of a fault that all of them have."""
+    return observe_parts(parts).find_power()
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Observed:
+    """How much was seen: the few numbers from which the power of the tests follows, on any machine.
+
+    ``numbers`` is how many were released in coordinates of canaries. ``information`` is Σ b/σ² over all draws b, and
+    ``clipped`` how much of it a clip of the whole batch takes away: canaries have orthogonal gradients, so a batch that
+    draws k of them and is clipped as a whole leaves 1/√k of each. ``pairs`` are numbers of one step and the next, and
+    ``epochs`` has for each rate how many epochs of canaries were seen; the test is made for each of them.
+    """
+
+    numbers: int
+    information: float
+    clipped: float
+    pairs: int
+    epochs: tuple[tuple[float, int], ...]
+
+    def find_power(self) -> tuple[Power, ...]:
+        """The smallest fault of each kind that is found in nine runs of ten."""
+        shift = batch = None
+        if self.information > 0:
+            shift = (_Z + _Z_POWER) / math.sqrt(self.information)
+            batch = float(special.ndtr(self.clipped / math.sqrt(self.information) - _Z))
+        return (
+            Power(fault="less noise", smallest=_smaller_noise(self.numbers), must=0.5),
+            Power(fault="another contribution of a record", smallest=shift),
+            Power(fault="a clip of the whole batch", chance=batch or 0.0, must=POWER),
+            Power(
+                fault="records drawn once an epoch, as by shuffling",
+                must=1.0 if any(rate < 1 for rate, _ in self.epochs) else None, smallest=_least_shuffled(self.epochs),
+            ),
+            Power(fault="noise used again in the next step", smallest=_rise(self.pairs, 0.5)),
+        )  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**dataclasses.asdict(self), "epochs": [list(one) for one in self.epochs]}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Observed:
+        """What :meth:`to_dict` gave; raises LookupError, TypeError or ValueError if it is anything else."""
+        counts = [values["numbers"], values["pairs"], *(count for _, count in values["epochs"])]
+        if any(type(one) is not int or not 0 <= one <= _MOST for one in counts):
+            raise ValueError("what was observed is no count")
+        measured = [float(values["information"]), float(values["clipped"])]
+        rates = [float(rate) for rate, _ in values["epochs"]]
+        if not all(0 <= one < math.inf for one in measured) or not all(0 < one <= 1 for one in rates):
+            raise ValueError("what was observed is no number from 0 on")
+        return cls(
+            numbers=values["numbers"], information=measured[0], clipped=measured[1], pairs=values["pairs"],
+            epochs=tuple(zip(rates, counts[2:], strict=True)),
+        )  # fmt: skip
+
+
+def observe_parts(parts: Sequence[Part]) -> Observed:
+    """How much these records show."""
     information = clipped = 0.0
     for part in parts:
         per_step, precise = part.record.drawn.sum(1).astype(np.float64), np.square(1 / part.noise)
         information += float((per_step * precise).sum())
         clipped += float(((per_step - np.sqrt(per_step)) * precise).sum())
-    return _powers(
+    return Observed(
         numbers=sum(part.record.released.size for part in parts), information=information, clipped=clipped,
         pairs=sum(len(_apart(part.record, 1)[0]) * len(part.record.included) for part in parts),
-        epochs=[(some[0].rate, _trials_once(some)) for some in _by_rate(parts)],
+        epochs=tuple((some[0].rate, _trials_once(some)) for some in _by_rate(parts)),
     )  # fmt: skip
 
 
@@ -365,33 +425,10 @@ def forecast_power(*, canaries: int, steps: int, noise: float, rate: float) -> t
     counts = np.arange(inside + 1)
     chances = np.diff(special.bdtr(counts.astype(float), inside, rate), prepend=0.0) if rate < 1 else counts == inside
     lost = float((chances * (counts - np.sqrt(counts))).sum())
-    return _powers(
-        numbers=steps * canaries, epochs=[(rate, steps // max(1, round(1 / rate)) * inside)],
-        information=steps * inside * rate / noise**2, clipped=steps * lost / noise**2, pairs=(steps - 1) * canaries,
-    )  # fmt: skip
-
-
-def _powers(
-    *, numbers: int, epochs: Sequence[tuple[float, int]], information: float, clipped: float, pairs: int
-) -> tuple[Power, ...]:
-    """``information`` is Σ b/σ², and ``clipped`` how much of it a clip of the whole batch takes away.
-
-    ``epochs`` has for each rate how many epochs of canaries were seen; the test is made for each of them.
-
-    Canaries have orthogonal gradients, so a batch that draws k of them and is clipped as a whole leaves 1/√k of each.
-    """
-    shift = (_Z + _Z_POWER) / math.sqrt(information) if information > 0 else None
-    batch = float(special.ndtr(clipped / math.sqrt(information) - _Z)) if information > 0 else 0.0
-    return (
-        Power(fault="less noise", smallest=_smaller_noise(numbers), must=0.5),
-        Power(fault="another contribution of a record", smallest=shift),
-        Power(fault="a clip of the whole batch", chance=batch, must=POWER),
-        Power(
-            fault="records drawn once an epoch, as by shuffling",
-            must=1.0 if any(rate < 1 for rate, _ in epochs) else None, smallest=_least_shuffled(epochs),
-        ),
-        Power(fault="noise used again in the next step", smallest=_rise(pairs, 0.5)),
-    )  # fmt: skip
+    return Observed(
+        numbers=steps * canaries, epochs=((rate, steps // max(1, round(1 / rate)) * inside),), clipped=steps * lost
+        / noise**2, information=steps * inside * rate / noise**2, pairs=(steps - 1) * canaries,
+    ).find_power()  # fmt: skip
 
 
 def _smaller_noise(numbers: int) -> float | None:

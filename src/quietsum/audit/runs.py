@@ -8,14 +8,12 @@ result is about all parties together, since who took part in which round is the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
-from quietsum.audit.trainings import AUDIT, FORMAT, audit_training, hash_canaries
+from quietsum.audit.trainings import AUDIT, audit_training, write_audit
 from quietsum.audit.verdict import CanaryAudit, CanaryClaim, judge_parties
 from quietsum.errors import CorruptState, QuietsumError
-from quietsum.files import write_atomically
 from quietsum.learning import CANARIES, label_of, party_folder, read_party
 from quietsum.ledger import Ledger, ledger_exists
 from quietsum.plan import Plan, ResolvedPlan, resolve
@@ -62,8 +60,7 @@ def audit_run(run: str, workspace: Workspace) -> CanaryAudit:
             )
         found.append((own.record, claims(party.name, own.rounds.tolist(), own.more.tolist())))
     audit = judge_parties(found)
-    values = {"format": FORMAT, "run": run, "record": hash_canaries(folder / CANARIES), **audit.to_dict()}
-    write_atomically(folder / AUDIT, json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+    write_audit(folder / AUDIT, run, audit.to_dict(), record=folder / CANARIES)
     return audit
 
 

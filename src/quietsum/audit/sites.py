@@ -7,14 +7,13 @@ for its owner alone, who may pass it on: under the claim it is a function of coi
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from quietsum.audit.runs import claims_of
-from quietsum.audit.trainings import AUDIT, FORMAT, hash_canaries
+from quietsum.audit.trainings import AUDIT, write_audit
 from quietsum.audit.verdict import CanaryAudit, judge_canaries
 from quietsum.errors import CorruptState, QuietsumError
-from quietsum.files import PRIVATE, write_atomically
+from quietsum.files import PRIVATE
 from quietsum.learning import read_party, site_folder
 from quietsum.ledger import Ledger, ledger_exists
 from quietsum.party import Policy, canaries_beside, find_enrolment
@@ -44,7 +43,5 @@ def audit_site(run: str, policy: Policy) -> tuple[CanaryAudit, Path]:
         raise CorruptState(f"{folder} is missing, and the plan of {run} has canaries; restore it from a backup")
     claim = claims_of(resolved)(policy.name, own.rounds.tolist(), own.more.tolist())
     audit = judge_canaries(own.record, claim)
-    values = {"format": FORMAT, "run": run, "record": hash_canaries(folder), **audit.to_dict()}
-    content = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-    write_atomically(folder / AUDIT, content, mode=PRIVATE)
+    write_audit(folder / AUDIT, run, audit.to_dict(), record=folder, mode=PRIVATE)
     return audit, folder / AUDIT

@@ -17,11 +17,13 @@ from typing import Any
 from quietsum.audit.verdict import CanaryAudit, CanaryClaim, Conclusion, judge_canaries
 from quietsum.errors import CorruptState, QuietsumError
 from quietsum.files import read_file, write_atomically
-from quietsum.learning import read_canaries
+from quietsum.learning import CANARIES, read_canaries
 from quietsum.ledger import Charge, Ledger, Terms, ledger_exists, price_charge
 from quietsum.runs import Workspace
 
-__all__ = ["AUDIT", "FORMAT", "audit_training", "claim_of", "hash_canaries", "read_audit"]
+__all__ = [
+    "AUDIT", "FORMAT", "audit_training", "claim_of", "hash_canaries", "read_audit", "read_finding", "write_audit",
+]  # fmt: skip
 
 AUDIT = "audit.json"
 """The file beside a training that holds what its audit found."""
@@ -45,12 +47,11 @@ def audit_training(run: str, workspace: Workspace) -> CanaryAudit:
     """Judge the training ``run`` and write ``audit.json`` into its folder."""
     folder = workspace.path / "training" / run
     settings, epsilon, delta = _frozen(run, workspace)
-    record = read_canaries(folder / "canaries", run)
+    record = read_canaries(folder / CANARIES, run)
     if record is None:
         raise CorruptState(f"{folder / 'canaries'} is missing, and the plan of {run} has canaries; restore it")
     audit = judge_canaries(record, claim_of(settings, epsilon=epsilon, delta=delta))
-    values = {"format": FORMAT, "run": run, "record": hash_canaries(folder / "canaries"), **audit.to_dict()}
-    write_atomically(folder / AUDIT, json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+    write_audit(folder / AUDIT, run, audit.to_dict(), record=folder / CANARIES)
     return audit
 
 
@@ -86,9 +87,20 @@ def hash_canaries(folder: Path) -> str:
     return total.hexdigest()
 
 
+def write_audit(place: Path, run: str, values: Mapping[str, Any], *, record: Path, mode: int | None = None) -> None:
+    """Write what an audit of ``run`` found by the ``record`` of canaries in that folder."""
+    whole = {"format": FORMAT, "run": run, "record": hash_canaries(record), **values}
+    content = json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    write_atomically(place, content, mode=mode)
+
+
 def read_audit(folder: Path, run: str) -> dict[str, Any] | None:
     """What the last audit of ``run`` in ``folder`` found; None if there was none. Raises CorruptState if it is none."""
-    path = folder / AUDIT
+    return read_finding(folder / AUDIT, run, record=folder / CANARIES)
+
+
+def read_finding(path: Path, run: str, *, record: Path) -> dict[str, Any] | None:
+    """What :func:`write_audit` wrote of ``run``; None if nothing. Raises CorruptState if it is of another record."""
     if not path.is_file():
         return None
     try:
@@ -105,7 +117,7 @@ def read_audit(folder: Path, run: str) -> dict[str, Any] | None:
             if not isinstance(values[name], list) or not all(isinstance(one, dict) for one in values[name]):
                 raise ValueError(f"{name} is no list")
         float(values["lower_bound"]["epsilon"])
-        if values["record"] != hash_canaries(folder / "canaries"):
+        if values["record"] != hash_canaries(record):
             raise ValueError("the record of canaries is not the one it was made from")
         return values
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:

@@ -15,8 +15,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.audit.evidence import LEVEL, Evidence, Part, Power, find_power_of_parts, look_at_parts
-from quietsum.audit.one_run import CONFIDENCE, bound_from_scores, score_canaries
+from quietsum.audit.evidence import LEVEL, Evidence, Observed, Part, Power, look_at_parts, observe_parts
+from quietsum.audit.one_run import CONFIDENCE, bound_shares, count_shares, score_canaries
 from quietsum.errors import InvalidParameter
 from quietsum.learning import CanaryRecord
 from quietsum.validate import open_probability, positive
@@ -76,7 +76,9 @@ class CanaryAudit:
     """The result of an audit by canaries.
 
     ``lower_bound`` is an ε that the canaries refute with 95 % confidence at the claim's δ; 0 if they refute none. It
-    stands beside the claim and contradicts nothing by itself: one correct run in 20 may get one above its ε.
+    stands beside the claim and contradicts nothing by itself: one correct run in 20 may get one above its ε. It follows
+    from ``guesses``, how many canaries were guessed to be in or out and how many rightly, and ``powers`` follow from
+    what was ``observed``; so both can be computed again without the record.
     """
 
     claim: CanaryClaim
@@ -86,6 +88,8 @@ class CanaryAudit:
     evidence: tuple[Evidence, ...]
     powers: tuple[Power, ...]
     lower_bound: float
+    guesses: tuple[tuple[int, int], ...]
+    observed: Observed
     parties: int = 1
 
     @property
@@ -118,7 +122,10 @@ class CanaryAudit:
             "claim": {
                 "epsilon": self.claim.epsilon, "delta": self.claim.delta, "sample_rate": self.claim.rate,
             },
-            "lower_bound": {"epsilon": self.lower_bound, "confidence": CONFIDENCE},
+            "lower_bound": {
+                "epsilon": self.lower_bound, "confidence": CONFIDENCE, "guesses": [list(one) for one in self.guesses],
+            },
+            "observed": self.observed.to_dict(),
             "evidence": [one.to_dict() for one in self.evidence],
             "powers": [one.to_dict() for one in self.powers],
         }  # fmt: skip
@@ -143,9 +150,10 @@ def judge_parties(records: Sequence[tuple[CanaryRecord, CanaryClaim]]) -> Canary
     if len({claim.delta for claim in claims}) != 1:
         raise InvalidParameter("delta", [claim.delta for claim in claims], "is not one for all parties")
     included = np.concatenate([part.record.included for part in parts])
+    guesses, observed = count_shares(np.concatenate(scores), included), observe_parts(parts)
     return CanaryAudit(
         claim=max(claims, key=lambda claim: claim.epsilon or 0.0), canaries=len(included), included=int(included.sum()),
         steps=sum(len(part.record.steps) for part in parts), parties=len(parts),
-        evidence=look_at_parts(parts), powers=find_power_of_parts(parts),
-        lower_bound=bound_from_scores(np.concatenate(scores), included, delta=claims[0].delta),
+        evidence=look_at_parts(parts), powers=observed.find_power(), guesses=guesses, observed=observed,
+        lower_bound=bound_shares(guesses, canaries=len(included), delta=claims[0].delta),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from quietsum.audit import AUDIT, read_audit
+from quietsum.audit import AUDIT, CLIENT_AUDIT, read_audit, read_client_audit
 from quietsum.errors import CorruptState
 from quietsum.files import read_file, write_atomically
 from quietsum.ledger import (
@@ -33,7 +33,7 @@ from quietsum.ledger import (
 )
 from quietsum.plan import NO_GUARANTEE, ClientPlan, Plan, RecordPlan, ResolvedPlan, SecurePlan, card, layers, resolve
 from quietsum.privacy import Guarantee, Observer, PrivacyUnit
-from quietsum.report.facts.audits import report_audit, warn_of_audit
+from quietsum.report.facts.audits import report_audit, report_client_audit, warn_of_audit
 from quietsum.report.facts.protection import UnitPromise, binding_unit, describe, name_nine
 from quietsum.report.facts.sections import (
     list_artefacts,
@@ -111,8 +111,9 @@ def build(folder: RunFolder, workspace: Workspace, ledger: Ledger | None = None)
     promises = _promises(resolved, claimed, history)
     block = describe(promises, accounting=privacy.accounting, neighbours=privacy.neighbours, pricing=PRICING)
     clauses, guarantees = card(resolved).to_dict(), [guarantee.to_dict() for guarantee in claimed]
-    artefacts = list_artefacts(folder.path, ("model.safetensors", "weights.safetensors", "answers.json", AUDIT))
-    audit = report_audit(read_audit(folder.path, folder.run), carries=plan.training.canaries > 0, sites=folder.sites)
+    released = ("model.safetensors", "weights.safetensors", "answers.json", AUDIT, CLIENT_AUDIT)
+    artefacts = list_artefacts(folder.path, released)
+    audit, clients = _audits(folder, plan)
     verdict, drill = judge_scores(metrics, references), plan.attack is not None
     values = {
         **name_nine(block, resolved, privacy.accounting),
@@ -131,7 +132,7 @@ def build(folder: RunFolder, workspace: Workspace, ledger: Ledger | None = None)
         "rounds": plan.federation.rounds,
         "style": plan.privacy.style.value,
         "sentences": [*_sentences(claimed, resolved, number), *over_all_runs(books)],
-        "warnings": [*warn_of_audit(audit), *_warnings(claimed, resolved)],
+        "warnings": [*warn_of_audit(audit, clients), *_warnings(claimed, resolved)],
         "notes": [*_notes(resolved), *_corrections(resolved, ledger.pricing_of(folder.run))],
         "guarantees": guarantees,
         "privacy": block,
@@ -150,6 +151,7 @@ def build(folder: RunFolder, workspace: Workspace, ledger: Ledger | None = None)
         "utility": utility_of(metrics, references, verdict, artefacts=artefacts, answers=read_answers(folder.path)),
         "artefacts": artefacts,
         "audit": audit,
+        **({} if clients is None else {"client_audit": clients}),
         "robustness": name_rule(resolved, clauses),
         **list_protected(block, guarantees, clauses, drill=drill),
         "parties": _parties(resolved),
@@ -166,6 +168,16 @@ def build(folder: RunFolder, workspace: Workspace, ledger: Ledger | None = None)
     }
     made: dict[str, Any] = plain_values(values)
     return made
+
+
+def _audits(folder: RunFolder, plan: Plan) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """What canaries found, at records and at whole clients; the second is None where the plan has no such canaries."""
+    client = plan.privacy.client
+    carried = client is not None and client.canaries > 0
+    records = report_audit(
+        read_audit(folder.path, folder.run), carries=plan.training.canaries > 0, sites=folder.sites, clients=carried
+    )
+    return records, report_client_audit(read_client_audit(folder.path, folder.run)) if carried else None
 
 
 def _kind(plan: Plan) -> str:

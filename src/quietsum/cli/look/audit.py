@@ -13,7 +13,7 @@ from quietsum.cli.shared.output import figure, print_json, print_next, text_widt
 from quietsum.validate import choice, optional
 
 if TYPE_CHECKING:
-    from quietsum.audit import CanaryAudit, MembershipAudit
+    from quietsum.audit import CanaryAudit, ClientAudit, MembershipAudit
     from quietsum.runs import Workspace
 
 __all__ = ["audit"]
@@ -55,13 +55,14 @@ def audit(
 
     Example: quietsum audit digits-1
 
-    Canaries are made-up records that went through the run's own draw, clip
-    and noise: train with --audit 500, or state training.canaries in a plan.
-    A correct run is accused at most once in a million; the result goes into
-    audit.json and the report. With --site a site audits its own part of a
-    run, by its own ledger, and keeps the result.
+    Canaries are made-up records, or clients, that went through the run's own
+    draw, clip and noise: train with --audit 500, or state training.canaries or
+    privacy.client.canaries in a plan. A correct run is accused at most once in
+    a million; the result goes into audit.json or client-audit.json and the
+    report. With --site a site audits its own part of a run, by its own ledger,
+    and keeps the result.
     """
-    from quietsum.audit import Conclusion, audit_run, folder_of
+    from quietsum.audit import CLIENT_AUDIT, Conclusion, audit_run, audit_run_clients, folder_of
     from quietsum.runs import Workspace
 
     if site is not None:
@@ -73,15 +74,35 @@ def audit(
         run = find_run(run, place).run
     if optional(choice, "attack", attack, ("membership", "clients"), "write --attack membership or --attack clients"):
         return _attack(run, place, as_json, membership=attack == "membership")
-    found = audit_run(run, place)
+    records, clients = _carried(run, place)
+    found = audit_run(run, place) if records or not clients else None
+    whole = audit_run_clients(run, place) if clients else None
     if as_json:
-        print_json({"run": run, **found.to_dict()})
+        beside = {} if found is None or whole is None else {"clients": whole.to_dict()}
+        first = found if found is not None else whole
+        print_json({"run": run, **({} if first is None else first.to_dict()), **beside})
     else:
-        print(textwrap.fill(found.sentence, text_width()), end="\n\n")
-        _show(found, "record")
-        print(f"wrote {folder_of(run, place) / 'audit.json'}")
+        if found is not None:
+            print(textwrap.fill(found.sentence, text_width()), end="\n\n")
+            _show(found, "record")
+            print(f"wrote {folder_of(run, place) / 'audit.json'}")
+        if whole is not None:
+            print(end="" if found is None else "\n")
+            _show_clients(whole, carried=True)
+            print(f"wrote {folder_of(run, place) / CLIENT_AUDIT}")
         print_next(["report", run, *([] if workspace is None else ["--workspace", workspace])])
-    return CONTRADICTED if found.conclusion is Conclusion.CONTRADICTED else 0
+    seen = [one.conclusion for one in (found, whole) if one is not None]
+    return CONTRADICTED if Conclusion.CONTRADICTED in seen else 0
+
+
+def _carried(run: str, place: Workspace) -> tuple[bool, bool]:
+    """Whether a federation's run carried canary records, and canary clients; a training is asked by its audit."""
+    if (place.path / "training" / run).is_dir() or not (place.runs / run).is_dir():
+        return True, False
+    known = place.find(run)
+    plan = known.plan()
+    client = plan.privacy.client
+    return plan.training.canaries > 0 and not known.sites, client is not None and client.canaries > 0
 
 
 def _audit_site(run: str, site: Path, as_json: bool, *, alone: bool) -> int:
@@ -119,16 +140,20 @@ def _attack(run: str, place: Workspace, as_json: bool, *, membership: bool) -> i
     if as_json:
         print_json({"run": run, **clients.to_dict()})
     else:
-        print(textwrap.fill(clients.sentence, text_width()), end="\n\n")
-        if clients.estimate is not None and clients.estimate_range is not None:
-            low, high = clients.estimate_range
-            _line("estimate", f"ε ≈ {clients.estimate:.3g}, between {low:.3g} and {high:.3g}; no bound to either side")
-        _show(clients.tests, "client")
-        print(
-            "\nThe run itself carried these clients, through its own draws, clip and noise." if carried else
-            "\nThe plan's aggregation was replayed with made-up clients: no party was asked."
-        )  # fmt: skip
+        _show_clients(clients, carried=carried)
     return CONTRADICTED if clients.conclusion is Conclusion.CONTRADICTED else 0
+
+
+def _show_clients(found: ClientAudit, *, carried: bool) -> None:
+    print(textwrap.fill(found.sentence, text_width()), end="\n\n")
+    if found.estimate is not None and found.estimate_range is not None:
+        low, high = found.estimate_range
+        _line("estimate", f"ε ≈ {found.estimate:.3g}, between {low:.3g} and {high:.3g}; no bound to either side")
+    _show(found.tests, "client")
+    print(
+        "\nThe run itself carried these clients, through its own draws, clip and noise." if carried else
+        "\nThe plan's aggregation was replayed with made-up clients: no party was asked."
+    )  # fmt: skip
 
 
 def _line(name: str, text: str) -> None:

@@ -54,6 +54,7 @@ KeyOption = Annotated[
         help="With --verify: the fingerprint of the ledger's key, got some other way than with the file.",
     ),
 ]  # fmt: skip
+CONTRADICTED = 5
 RunArgument = Annotated[
     str | None,
     typer.Argument(
@@ -75,20 +76,20 @@ def report(
     key: KeyOption = None,
     workspace: opt.WorkspaceOption = None,
     as_json: opt.JsonOption = False,
-) -> None:
+) -> int:
     """Write the privacy report of a run, or check one; exit code 4 if it is broken.
 
     Example: quietsum report latest -o report.html
 
     Works for what quietsum run, train and ask have made. The page holds
     everything itself and runs no script; report.json is signed with the
-    ledger's key. --verify computes each privacy figure again, on any machine.
+    ledger's key. --verify computes each privacy figure again, on any machine;
+    exit code 5 if all of it holds, and its own audit contradicts its claim.
     """
     if verify is not None:
         mixed = {"RUN": run, "--output": output, "--operator": operator or None, "--pack": pack}
         _refuse_beside("--verify", mixed)
-        _verify(verify, export, key, as_json)
-        return
+        return _verify(verify, export, key, as_json)
     _refuse_beside("writing a report", {"--export": export, "--key": key})
     if pack is not None:
         _refuse_beside("--pack", {"--output": output, "--operator": operator or None})
@@ -100,7 +101,7 @@ def report(
     where = [] if workspace is None else ["--workspace", workspace]
     if pack is not None:
         _write_pack(pack, signed, folder, place, as_json)
-        return
+        return 0
     page, twin = _places(output, folder, operator)
     _write(page, twin, signed, private=operator)
     if as_json:
@@ -108,7 +109,7 @@ def report(
             "run": signed["run"], "page": str(page), "report": str(twin), "signed": "signature" in signed,
             "fingerprint": signed["ledger"]["fingerprint"],
         })  # fmt: skip
-        return
+        return 0
     for sentence in signed["sentences"]:
         print(textwrap.fill(sentence, text_width()), end="\n\n")
     print(f"wrote {page}\nwrote {twin}")
@@ -117,6 +118,7 @@ def report(
         print(textwrap.fill("This is the operator's edition: it says what was found of single parties. Hand out the "
                             f"other one: {command(['report', signed['run'], *where])}", text_width()))  # fmt: skip
     print_next(["report", "--verify", twin])
+    return 0
 
 
 def _refuse_beside(main: str, given: dict[str, Any]) -> None:
@@ -207,7 +209,7 @@ def _write_pack(path: Path, values: dict[str, Any], folder: Path, place: Workspa
 # ------------------------------------------------------------------------------------------------------- checking
 
 
-def _verify(path: Path, export: Path | None, key: str | None, as_json: bool) -> None:
+def _verify(path: Path, export: Path | None, key: str | None, as_json: bool) -> int:
     from quietsum import report as reports
 
     content = _read(path, "verify", reports.LARGEST_PACK)
@@ -221,15 +223,16 @@ def _verify(path: Path, export: Path | None, key: str | None, as_json: bool) -> 
         found = reports.check_report(content, export=ledger, key=key, files=files)
     if as_json:
         print_json({"file": str(path), **found.to_dict()})
-        return
-    _print_checked(found)
+    else:
+        _print_checked(found)
+    return CONTRADICTED if found.contradicted else 0
 
 
 def _beside(path: Path) -> dict[str, bytes]:
     """Released files that lie beside the report, as in a run's folder."""
     from quietsum import report as reports
 
-    names = ("model.safetensors", "weights.safetensors", "answers.json", "audit.json")
+    names = ("model.safetensors", "weights.safetensors", "answers.json", "audit.json", "client-audit.json")
     return {
         name: _read(path.with_name(name), "verify", reports.LARGEST_PACK)
         for name in names

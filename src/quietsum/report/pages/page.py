@@ -375,10 +375,22 @@ def _defence(values: Mapping[str, Any]) -> Iterable[str]:
         yield f"<p>Rule: {escape(rule['title'])}{escape(made)}. {escape(rule['limits'])}</p>"
         yield f'<p class="quiet">{escape(rule["findings"])}</p>'
     if audit:
-        yield "<h2>Audit</h2>"
-        sound = audit["made"] and audit.get("conclusion", "consistent") == "consistent"
-        yield f'<p class="{"quiet" if sound else "warning"}">{escape(audit["text"])}</p>'
-    if audit and audit.get("evidence"):
+        yield from _audit("Audit", audit)
+    if clients := values.get("client_audit"):
+        yield from _audit("Audit of whole clients", clients)
+
+
+def _audit(title: str, audit: Mapping[str, Any]) -> Iterable[str]:
+    yield f"<h2>{title}</h2>"
+    sound = audit["made"] and audit.get("conclusion", "consistent") == "consistent"
+    yield f'<p class="{"quiet" if sound else "warning"}">{escape(audit["text"])}</p>'
+    if audit.get("estimate") is not None and audit.get("estimate_range"):
+        low, high = audit["estimate_range"]
+        yield (
+            f'<p class="quiet">Who has the finished model alone may tell clients apart as if ε were about '
+            f"{audit['estimate']:.3g}, between {low:.3g} and {high:.3g}: an estimate, and no bound to either side.</p>"
+        )
+    if audit.get("evidence"):
         yield _table(["test", "what was seen", "against the claim"], [
             [one["name"], one["found"], "contradicts it" if one["contradicts"] else f"p = {one['p']:.2g}"]
             for one in audit["evidence"]

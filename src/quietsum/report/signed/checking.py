@@ -23,7 +23,7 @@ from typing import Any, final
 from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, QuietsumError
 from quietsum.ledger import Charge, ExportedLedger, Head, RunHistory, Terms, Testimony, price_charge, read_export
 from quietsum.privacy import Guarantee, Neighbours, PrivacyUnit
-from quietsum.report.facts.audits import check_audit
+from quietsum.report.facts.audits import check_audits, check_file_of_audit, contradicts_claim, name_missing
 from quietsum.report.facts.curves import find_mu, profile_of, trade_off
 from quietsum.report.facts.protection import NINE, attack, price_rows, price_unit, read_charge, stages_of
 from quietsum.report.facts.sections import hash_utility
@@ -49,12 +49,18 @@ class Checked:
     checked: tuple[tuple[str, str], ...]
     unchecked: tuple[tuple[str, str], ...]
 
+    @property
+    def contradicted(self) -> bool:
+        """Whether the report holds, and says that an audit contradicts its claim."""
+        return contradicts_claim(self.document)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
             "run": self.run, "fingerprint": self.fingerprint,
             "checked": [{"name": name, "text": text} for name, text in self.checked],
             "not_checked": [{"name": name, "text": text} for name, text in self.unchecked],
+            "contradicted": self.contradicted,
         }  # fmt: skip
 
 
@@ -122,9 +128,9 @@ def _check(content: bytes, export: bytes | None, key: str | None, files: Mapping
     if hash_utility(document["utility"], document["artefacts"]) != document["utility"]["sha256"]:
         raise CorruptState("the report is broken: its utility does not fit its hash")
     done.append(("utility", "the scores fit their hash; they were measured where the data is, and not computed again"))
-    if said := check_audit(document):
-        done.append(("audit", said))
-    _check_artefacts(document["artefacts"], files, done, left)
+    done += check_audits(document)
+    left += name_missing(document)
+    _check_artefacts(document, files, done, left)
     if export is None:
         left.append(
             ("ledger", "no exported ledger was given, so nothing shows that these charges were planned and paid")
@@ -149,16 +155,16 @@ def _check_ledger(document: Mapping[str, Any], public_key: str) -> None:
 
 
 def _check_artefacts(
-    artefacts: Sequence[Mapping[str, Any]], files: Mapping[str, bytes], done: list[tuple[str, str]],
-    left: list[tuple[str, str]],
-) -> None:  # fmt: skip
-    for one in artefacts:
+    document: Mapping[str, Any], files: Mapping[str, bytes], done: list[tuple[str, str]], left: list[tuple[str, str]]
+) -> None:
+    for one in document["artefacts"]:
         name = one["file"]
         if name not in files:
             left.append(("file", f"{name} was not given; its SHA-256 must be {one['sha256']}"))
         elif hashlib.sha256(files[name]).hexdigest() != one["sha256"] or len(files[name]) != one["bytes"]:
             raise CorruptState(f"{name} is not the file that the report speaks of")
         else:
+            check_file_of_audit(name, files[name], document)
             done.append(("file", f"{name} is the file that the report speaks of"))
 
 

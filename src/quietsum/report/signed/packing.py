@@ -59,6 +59,7 @@ _ABOUT = {
     "plan.toml": "the plan as it was frozen", "model.safetensors": "the model, with what it cost in its header",
     "weights.safetensors": "the model as a state dict", "answers.json": "the answers", "options.json": "its options",
     "audit.json": "the audit of the run by its canaries",
+    "client-audit.json": "the audit of the run by its canary clients",
     VERIFIER: "a check of hashes and signatures, to be read", "MANIFEST.json": "the hash of each file, signed",
 }  # fmt: skip
 

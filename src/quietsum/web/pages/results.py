@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
@@ -12,9 +13,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from quietsum.audit import AUDIT, read_audit
+from quietsum.audit import AUDIT, CLIENT_AUDIT, read_audit, read_client_audit
 from quietsum.errors import QuietsumError, printable
+from quietsum.federation import clients_folder
 from quietsum.files import read_file
+from quietsum.learning import CANARIES
 from quietsum.report import Training, read_answers
 from quietsum.runs import RunFolder
 from quietsum.web.access import SANDBOX
@@ -134,21 +137,31 @@ def _answer(values: dict[str, Any], place: int) -> dict[str, Any]:
 
 
 def list_audits(request: Request) -> Response:
-    """The audits of trainings: the claim beside what the canaries say."""
+    """The audits of trainings and of runs, by canary records and canary clients: the claim beside what these say."""
     view = view_of(request)
     rows, waiting = [], []
-    for one in view.reader.trainings()[:LISTED]:
-        try:
-            found = view.reader.keep_file("audit", one.path / AUDIT, functools.partial(read_audit, one.path, one.run))
-        except QuietsumError as error:
-            rows.append({"run": one.run, "problem": view.reader.say(error)})
-            continue
-        if found is None:
-            if (one.path / "canaries").is_dir():
+    places: list[Training | RunFolder] = [*view.reader.trainings()[:LISTED], *view.reader.folders()[0][:LISTED]]
+    for one in places:
+        for unit, name, read in (("record", AUDIT, read_audit), ("client", CLIENT_AUDIT, read_client_audit)):
+            try:
+                reading = functools.partial(read, one.path, one.run)
+                found = view.reader.keep_file(f"audit per {unit}", one.path / name, reading)
+            except QuietsumError as error:
+                rows.append({"run": one.run, "unit": unit, "problem": view.reader.say(error)})
+                continue
+            if found is not None:
+                rows.append({"run": one.run, "unit": unit, "problem": "", **_describe_audit(found)})
+            elif _waits(one.path, unit) and one.run not in waiting:
                 waiting.append(one.run)
-            continue
-        rows.append({"run": one.run, "problem": "", **_describe_audit(found)})
     return view.page(request, "audits.html", rows=rows, waiting=waiting)
+
+
+def _waits(folder: Path, unit: str) -> bool:
+    """Whether canaries of this kind left a record in ``folder``."""
+    own = clients_folder(folder)
+    if unit == "client":
+        return own.is_dir()
+    return (folder / CANARIES).is_dir() and any(one != own for one in (folder / CANARIES).iterdir())
 
 
 def _describe_audit(found: dict[str, Any]) -> dict[str, Any]:
