@@ -207,7 +207,8 @@ def test_a_file_that_says_otherwise_than_the_report_is_found(made: Workspace) ->
 
 
 def test_records_and_clients_of_one_run_are_audited_by_one_command(tmp_path: Path) -> None:
-    place, whole = Workspace.at(tmp_path), plan(rounds=4, style="hybrid", record={"noise_multiplier": 2.0, "delta": 1e-3})
+    place, record = Workspace.at(tmp_path), {"noise_multiplier": 2.0, "delta": 1e-3}
+    whole = plan(rounds=4, style="hybrid", record=record)
     both = dataclasses.replace(whole, training=dataclasses.replace(whole.training, canaries=20))
     start(both, workspace=place, name="both", task=as_task(Many(public="made up")))
     values = json.loads(quietsum("audit", "both", "--workspace", tmp_path, "--json").stdout)
