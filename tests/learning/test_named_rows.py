@@ -52,6 +52,7 @@ def tokenised(name: str, rows: int) -> Tokenised:
 
 
 def real(rows: Tokenised) -> Any:
+    """The package itself, where it is installed: it brings 170 MB of pyarrow, which no other test needs."""
     datasets: Any = pytest.importorskip("datasets")
     return datasets.Dataset.from_list([rows[place] for place in range(len(rows))])
 

@@ -33,6 +33,7 @@ from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.learning.engines.batch_mixing import keep_unchanged
 from quietsum.learning.engines.protocol import Batch, Loss
 from quietsum.learning.rehearsal import scoring
+from quietsum.learning.rows.packed import begins_document, refuse_packed
 from quietsum.learning.rows.records import _choose as _choose_rows
 from quietsum.learning.step import cross_entropy
 from quietsum.learning.validation import refuse_training_records
@@ -159,13 +160,18 @@ class ModelLoss:
     """The loss of a model of transformers, with one value per record.
 
     A language model's is the mean of −ln p over the labelled tokens of one record; without a column ``labels`` these
-    are its own tokens where ``attention_mask`` is 1. A classifier's is −ln p(class); with one output, or labels that
+    are its own tokens where ``attention_mask`` is 1, but for the first of each document where ``position_ids`` begin
+    again (:mod:`quietsum.learning.rows.packed`). A classifier's is −ln p(class); with one output, or labels that
     are no whole numbers, the squared or the binary error as transformers chooses it. Guarantees: a label that is no
     class costs zero, so that its record is silent rather than the reason of an error.
     """
 
-    def __init__(self, columns: RecordColumns, *, kind: str | None, encoder_decoder: bool = False) -> None:
+    def __init__(
+        self, columns: RecordColumns, *, kind: str | None, encoder_decoder: bool = False, caches: bool = False
+    ) -> None:
+        """``caches``: the model would keep keys and values for texts that go on, and see no documents in a row then."""
         self.columns, self.kind, self.encoder_decoder = columns, kind, encoder_decoder
+        self.options = {"use_cache": False} if caches else {}
 
     @classmethod
     def of(cls, model: nn.Module, columns: RecordColumns) -> ModelLoss:
@@ -181,7 +187,8 @@ class ModelLoss:
         if not labelled and (kind not in _CAUSAL or encoder_decoder or "input_ids" not in columns.names):
             problem = f"has the columns {', '.join(columns.names)}, and none with labels"
             raise InvalidParameter("data", "rows that are dicts", problem, "give every record labels, or pass loss=")
-        return cls(columns, kind=kind, encoder_decoder=encoder_decoder)
+        caches = "use_cache" in inspect.signature(base.forward).parameters
+        return cls(columns, kind=kind, encoder_decoder=encoder_decoder, caches=caches)
 
     def split(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """What the model takes, and the labels; those of padding are ignored where they are the tokens themselves."""
@@ -191,6 +198,8 @@ class ModelLoss:
         labels = inputs["input_ids"]
         if "attention_mask" in inputs:
             labels = torch.where(inputs["attention_mask"] > 0, labels, _IGNORED)
+        if "position_ids" in inputs and inputs["position_ids"].shape == labels.shape:
+            labels = labels.masked_fill(begins_document(inputs["position_ids"]), _IGNORED)
         return inputs, labels
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -200,7 +209,7 @@ class ModelLoss:
             made: Any = getattr(base_of(model), "prepare_decoder_input_ids_from_labels")  # noqa: B009 (it is no Module's)
             inputs["decoder_input_ids"] = made(labels=labels)
         called: Any = model
-        logits: Tensor = called(**inputs).logits
+        logits: Tensor = called(**inputs, **self.options).logits
         if self.kind in _CAUSAL and not self.encoder_decoder:
             logits, labels = logits[:, :-1], labels[:, 1:]
         return _per_record(logits, labels)
@@ -213,7 +222,8 @@ def _per_record(logits: Tensor, labels: Tensor) -> Tensor:
         by = functional.binary_cross_entropy_with_logits if several else functional.mse_loss
         return by(logits, wanted, reduction="none").flatten(1).mean(1)
     valid = (labels >= 0) & (labels < logits.shape[-1])
-    scores = logits.float().movedim(-1, 1)  # as transformers: half precision is too coarse for a vocabulary
+    exact = logits if logits.dtype is torch.float64 else logits.float()
+    scores = exact.movedim(-1, 1)  # as transformers: half precision is too coarse for a vocabulary
     each = functional.cross_entropy(scores, torch.where(valid, labels, 0), reduction="none")
     each = torch.where(valid, each, 0.0)
     if each.dim() == 1:
@@ -231,7 +241,7 @@ def check_own_loss(model: nn.Module, loss: ModelLoss, rows: Batch) -> None:
     try:
         with keep_unchanged(model), scoring(model), torch.no_grad():
             called: Any = model
-            own, ours = float(called(**inputs, labels=labels).loss), float(loss(model, one)[0])
+            own, ours = float(called(**inputs, labels=labels, **loss.options).loss), float(loss(model, one)[0])
     except QuietsumError:
         raise
     except Exception as error:
@@ -276,6 +286,7 @@ def read_named(
     for the names, shapes and types of its columns, which are public by declaration.
     """
     kept = NamedRecords(data=data, validation=validation, example=example, loss=loss)
+    refuse_packed((), data.collate_fn if isinstance(data, DataLoader) else None)
     row = _first_row(data, example, size_is_private)
     if not isinstance(row, Mapping):
         return kept
@@ -317,6 +328,7 @@ def _first_row(data: Any, example: Any, size_is_private: bool) -> Any:
 
 def _choose(row: Mapping[str, Any], example: Any, model: nn.Module, loss: Loss) -> RecordColumns:
     """The columns that hold numbers, and for a model of transformers those that its forward takes."""
+    refuse_packed(row)
     spelt = {_SPELT.get(name, name): value for name, value in row.items()}
     numbers = [name for name, value in spelt.items() if _is_number(value)]
     if loss is cross_entropy:

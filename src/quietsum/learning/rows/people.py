@@ -39,6 +39,10 @@ def bound_people(people: Sequence[Any] | NDArray[Any], *, most: int) -> NDArray[
     moves no other.
     """
     most = whole_number("max_records", most, 1, "a person without records is not in the data")
+    if any(isinstance(name, list | tuple | set | frozenset | dict | np.ndarray) for name in people):
+        problem = "names several people for one record, as where their documents were packed into one row"
+        remedy = "give each record rows of one person alone: in one sequence a person's tokens read those of another"
+        raise InvalidParameter("people", "some names", problem, remedy)
     names = np.asarray(people)
     if names.ndim != 1:
         raise InvalidParameter("people", names.shape, "is not one name per record", "pass a list with one entry a row")
