@@ -2,6 +2,7 @@
 
     python benchmarks/epoch.py [--records 20000] [--batch 1000] [--models MLP CNN …] [--epochs 3] [--sources …]
     python benchmarks/epoch.py --device cuda --tf32 --budget 220
+    python benchmarks/epoch.py --device cuda --tf32 --setup   # where the seconds before the first step go, part by part
     python benchmarks/epoch.py --device cuda --waits          # does any step wait for the card? torch itself says so
     python benchmarks/epoch.py --records 400 --batch 100 --workers 1 --epochs 2          # a few minutes on a laptop
 
@@ -19,6 +20,7 @@ contender, its model and records included. A contender that cannot run a model h
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import gc
 import platform
@@ -480,6 +482,98 @@ def show_waits(cases: Iterator[Case]) -> None:
             )
 
 
+# ------------------------------------------------------------------------------------------------------ set-up
+
+
+class Clock:
+    """Seconds of named parts, each without those of the parts within it, and how often each was entered."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self.seconds: dict[str, float] = {}
+        self.times: dict[str, int] = {}
+        self._wait, self._inner = wait, [0.0]
+
+    def watch(self, work: Callable[..., Any], label: Callable[..., str]) -> Callable[..., Any]:
+        """``work`` with its time noted; a card is waited for behind it, so that its work counts here."""
+
+        def timed(*given: Any, **named: Any) -> Any:
+            part, began = label(*given), time.perf_counter()
+            self._inner.append(0.0)
+            try:
+                return work(*given, **named)
+            finally:
+                self._wait()
+                taken, within = time.perf_counter() - began, self._inner.pop()
+                self._inner[-1] += taken
+                self.seconds[part] = self.seconds.get(part, 0.0) + taken - within
+                self.times[part] = self.times.get(part, 0) + 1
+
+        return timed
+
+
+def time_setup(case: Case, mode: str) -> Clock:
+    """From making a trainer to its first charge, by its parts."""
+    clock = Clock(case.wait)
+    began = time.perf_counter()
+    import quietsum.learning.noise.whole as whole
+    import quietsum.learning.rehearsal as rehearsal
+    import quietsum.learning.trainer as trainer
+    import quietsum.selfcheck.suite as suite
+    from quietsum.failpoints import install
+    from quietsum.learning.engines.batch_mixing import SteadyEngine
+    from quietsum.learning.noise import chacha
+    from quietsum.learning.noise.gradient_noise import TorchNoise
+
+    clock.seconds["imports"], clock.times["imports"] = time.perf_counter() - began, 1
+    parts: list[tuple[Any, str, str]] = [
+        (trainer, "rehearse_model", "model and loss on made-up rows"), (trainer, "refuse_dropped", "what moves"),
+        (trainer, "plan_training", "plan"), (trainer, "build_step", "engine"),
+        (trainer, "rehearse_step", "engine on made-up rows"), (rehearsal, "rehearse_large", "large batches, mixing"),
+        (trainer, "check_step", "self-check, the rest"), (SteadyEngine, "clipped_sum", "sums by the engine"),
+        (TorchNoise, "add", "noise added"), (TorchNoise, "draw", "noise drawn"),
+        (chacha, "_kernel", "the keystream's kernel"), (whole, "is_exact", "card's integers compared"),
+    ]  # fmt: skip
+    found = [(owner, name, getattr(owner, name), label) for owner, name, label in parts]
+
+    class Charged(BaseException):
+        pass
+
+    def reached(place: str) -> None:
+        if place == "train:reserved":
+            raise Charged
+
+    for owner, name, work, label in found:
+        setattr(owner, name, clock.watch(work, lambda *_, label=label: label))
+    tests = suite._ran
+    suite._ran = clock.watch(tests, lambda test, run: f"self-check, {test}")  # type: ignore[assignment]
+    install(reached)
+    try:
+        model = case.build()
+        make = clock.watch(lambda: trainer.PrivateTrainer(model, config_of(case, mode), loss=lose), lambda: "trainer")
+        run = clock.watch(lambda: make().train(data_of(case), learning_rate=RATE, progress=False), lambda: "all else")
+        with contextlib.suppress(Charged):
+            run()
+    finally:
+        install(None)
+        suite._ran = tests
+        for owner, name, work, _ in found:
+            setattr(owner, name, work)
+    return clock
+
+
+def show_setup(cases: Iterator[Case]) -> None:
+    """For each model a table of parts: the first set-up, and another one in the same process."""
+    for case in cases:
+        for mode in ("secure", "fast"):
+            first, again = time_setup(case, mode), time_setup(case, mode)
+            print(f"\n| {case.model}, {mode} noise | times | first, s | again, s |\n|---|---:|---:|---:|")
+            labels = sorted(first.seconds | again.seconds, key=lambda part: -again.seconds.get(part, 0.0))
+            for part in labels:
+                one, two = first.seconds.get(part, 0.0), again.seconds.get(part, 0.0)
+                print(f"| {part} | {again.times.get(part, 0)} | {one:.3f} | {two:.3f} |")
+            print(f"| in all | | {sum(first.seconds.values()):.2f} | {sum(again.seconds.values()):.2f} |", flush=True)
+
+
 # -------------------------------------------------------------------------------------------------- reporting
 
 
@@ -535,6 +629,7 @@ def main() -> None:
     parser.add_argument("--sources", nargs="+", choices=("tensors", "Dataset"), default=["tensors", "Dataset"])
     parser.add_argument("--contenders", nargs="+", choices=tuple(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds after which nothing new is begun")
+    parser.add_argument("--setup", action="store_true", help="seconds before the first step, part by part")
     parser.add_argument("--waits", action="store_true", help="on a card: does any step wait for it?")
     parser.add_argument("--tf32", action="store_true", help="let a card multiply in TF32")
     chosen = parser.parse_args()
@@ -547,6 +642,12 @@ def main() -> None:
         f"torch {torch.__version__}, {machine}, {torch.get_num_threads()} threads, {chosen.records:,} records, batches "
         f"of {chosen.batch:,}, {chosen.workers} workers, {'TF32' if chosen.tf32 else 'float32'}\n"
     )
+    if chosen.setup:
+        return show_setup(
+            Case(model, "tensors", data, as_tensors(data), chosen.batch, chosen.epochs, chosen.workers, device)
+            for model in chosen.models
+            for data in [make_records(model, 2 * chosen.batch)]
+        )
     if chosen.waits:
         made = {model: make_records(model, 4 * chosen.batch) for model in chosen.models}
         return show_waits(

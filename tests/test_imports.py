@@ -93,3 +93,18 @@ def test_help_loads_neither_numerical_nor_training_libraries() -> None:
     loaded = {line.rpartition("|")[2].strip() for line in python("-X", "importtime", "-c", HELP).stderr.splitlines()}
     assert "quietsum.cli" in loaded
     assert not loaded & {*NEVER, *LATE, "numpy"}
+
+
+PRIVATE_STEP = (
+    "import torch; from quietsum.learning.clipping import Flat; "
+    "from quietsum.learning.step import PrivateStep, cross_entropy; "
+    "step = PrivateStep.build(torch.nn.Linear(3, 2), cross_entropy, Flat(max_norm=1.0), noise_multiplier=1.0, "
+    "rate=0.1, expected_batch=4.0); step.gradient((torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 0])))"
+)
+WEIGHED = "; weights = torch.ones(2, requires_grad=True); torch.autograd.grad(weights * 2, weights, torch.ones(2))"
+
+
+def test_a_private_step_needs_no_symbolic_algebra() -> None:
+    """Torch loads sympy, most of a second, for gradients of several numbers with a weight for each."""
+    assert "sympy" not in cost_of(PRIVATE_STEP)[1]
+    assert "sympy" in cost_of(PRIVATE_STEP + WEIGHED)[1]  # the control

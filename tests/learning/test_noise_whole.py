@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import quietsum.learning.checks.step as step
 import quietsum.learning.noise.ahead as ahead
 import quietsum.learning.noise.whole as whole
 from learning.test_noise_ahead import find_replay
@@ -20,7 +21,7 @@ from mechanisms.laws import FITS, MISSES, chi_square_p
 from mechanisms.noise.test_rounded_normal import rounded_pmf
 from quietsum.learning.noise import chacha
 from quietsum.learning.noise.ahead import WholeAhead
-from quietsum.learning.noise.gradient_noise import TorchNoise
+from quietsum.learning.noise.gradient_noise import TorchNoise, _add_whole
 from quietsum.learning.noise.whole import MARGIN, REACH, CardDraw, as_tails, fill_whole, is_exact, round_quickly
 from quietsum.mechanisms import RandomSource, is_from_system, randomness_for_tests, round_words, system_randomness
 
@@ -96,6 +97,25 @@ def test_what_is_no_number_or_far_out_is_certain_nowhere() -> None:
     words = torch.tensor([0, 2**63 - 1, -(2**63), int(0.9974 * 2.0**63)])
     assert round_quickly(words, 10.0)[1].tolist() == [True, False, False, False]
     assert not round_quickly(words, 2.0**40)[1].any()  # too wide a grid for floats
+
+
+@pytest.mark.parametrize("count", [100, 100_000])
+def test_a_long_sum_gets_its_noise_piece_by_piece_and_to_the_bit(count: int) -> None:
+    part, extra = torch.randn(2, count), torch.randint(-(2**40), 2**40, (2, count))
+    found = _add_whole(part, extra, 2.0**-24)
+    rounded = part.double().div(2.0**-24).round().to(torch.int64)
+    assert torch.equal(found, (rounded + extra).double() * 2.0**-24)
+    assert torch.equal(_add_whole(part.T, extra.T, 2.0**-24), found.T)
+
+
+def test_a_sum_is_read_from_a_card_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [torch.randn(3, 4), torch.randn(5).double(), torch.randn(2, 1)]
+    apart = step.flat(parts)
+    monkeypatch.setattr(step, "is_on_card", lambda part: True)
+    read: list[int] = []
+    cpu = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: (read.append(len(self)), cpu(self))[1])
+    assert np.array_equal(step.flat(parts), apart) and read == [19]
 
 
 # ---------------------------------------------------------------------------------- the way of a card

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from quietsum.errors import InvalidParameter
 from quietsum.learning.checks.count import CountUnderTest
 from quietsum.learning.checks.numpy_step import MadeUp
-from quietsum.learning.engines.protocol import Engine
+from quietsum.learning.engines.protocol import Engine, is_on_card
 from quietsum.learning.step import PrivateStep
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.privacy import Gaussian, Laplace, PoissonSampled, PrivacyEvent
@@ -230,7 +230,9 @@ class CheckedTwin:
 
 
 def flat(parts: Sequence[Tensor]) -> Floats:
-    """Tensors as one float64 vector, each number written once."""
+    """Tensors as one float64 vector, each number written once, and read from a card in one piece."""
+    if parts and all(is_on_card(part) for part in parts):
+        parts = [torch.cat([part.detach().reshape(-1) for part in parts]).cpu()]
     whole = torch.empty(sum(part.numel() for part in parts), dtype=torch.float64)
     start = 0
     for part in parts:

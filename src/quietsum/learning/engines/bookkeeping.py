@@ -432,10 +432,8 @@ class BookkeepingEngine:
         """Whether the loss of an example reaches each layer in that example's row alone, for the first and the last."""
         places = [(slot.label, call, edge) for slot in self._slots for call in slot.calls for edge in call.edges]
         for row in sorted({0, rows - 1}) if rows > 1 and places and losses.requires_grad else ():
-            some = torch.zeros(rows, dtype=losses.dtype, device=losses.device)
-            some[row] = 1
-            edges = [edge for _, _, edge in places]
-            found = torch.autograd.grad(losses, edges, some, retain_graph=True, allow_unused=True)
+            edges = [edge for _, _, edge in places]  # of one loss: a weight for each would make torch import sympy
+            found = torch.autograd.grad(losses[row], edges, retain_graph=True, allow_unused=True)
             for (label, call, _), part in zip(places, found, strict=True):
                 if part is None:
                     continue

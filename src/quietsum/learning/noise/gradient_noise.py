@@ -64,6 +64,7 @@ DEFAULT_NOISE = "secure"
 """What a training gets that states nothing, as a plan does (docs/decisions/0017-one-default-noise.md)."""
 
 _PIECE = 1 << 14  # values that stay in the processor's cache
+_ON_GRID = 1 << 15  # values that are rounded to the grid at a time
 _AHEAD = 1 << 17  # values that are drawn ahead for small models
 _ROOT = math.sqrt(2.0)
 _UNIT = 2.0**-63 * (1.0 - 2.0**-53)
@@ -141,10 +142,8 @@ class TorchNoise:
         """The noisy sums in float64. In secure mode integers are added to integers, then scaled."""
         if self.mode == "secure":
             width, flat = self._whole(sums)
-            return tuple(
-                part.to(torch.float64).div(width).round_().to(torch.int64).add_(extra).to(torch.float64).mul_(width)
-                for part, extra in zip(sums, _split(carry(flat, sums[0].device), sums), strict=True)
-            )
+            extras = _split(carry(flat, sums[0].device), sums)
+            return tuple(_add_whole(part, extra, width) for part, extra in zip(sums, extras, strict=True))
         if self.law == "gaussian" and sums[0].device.type == "cpu":
             halves = _split(self._ahead.take(sum(part.numel() for part in sums)), sums)
             scale = self.noise_multiplier * self.sensitivity * _ROOT
@@ -217,6 +216,18 @@ def float_margin(dtype: torch.dtype, expected_batch: float) -> float:
     """
     most = 2 * expected_batch + 64
     return float(torch.finfo(dtype).eps) / 2 * most * (32 + min(most, LARGEST_BLOCK) / 64)
+
+
+def _add_whole(part: Tensor, extra: Tensor, width: float) -> Tensor:
+    """The sum rounded to the grid, with whole steps of it added, in float64; on a processor piece by piece."""
+    if part.is_cuda or part.numel() <= _ON_GRID or not part.is_contiguous():
+        whole = part.to(torch.float64).div(width).round_().to(torch.int64)
+        return whole.add_(extra).to(torch.float64).mul_(width)
+    out = torch.empty(part.shape, dtype=torch.float64)
+    for to, piece, more in zip(*(torch.split(one.view(-1), _ON_GRID) for one in (out, part, extra)), strict=True):
+        whole = to.copy_(piece).div_(width).round_().to(torch.int64)
+        to.copy_(whole.add_(more)).mul_(width)
+    return out
 
 
 def _split(flat: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:

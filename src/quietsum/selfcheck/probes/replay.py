@@ -127,11 +127,11 @@ class _Search:
         for _ in range(max(tries // (2 if self._size <= _LARGE else 4), 4)):
             self._climb()
 
-    def _weigh(self, batch: Batch, record: Batch, place: int) -> None:
+    def _weigh(self, batch: Batch, record: Batch, place: int, known: tuple[Batch, Floats] | None = None) -> None:
         """f with and without the record; kept when it is the worst so far."""
         place = min(place, size(batch))
         whole = join(rows(batch, range(place)), record, rows(batch, range(place, size(batch))))
-        ratio = self._move(whole, batch)
+        ratio = self._move(whole, batch, known)
         limit = 1 + _LEEWAY + rounding(self._step, size(whole))
         if ratio - limit <= self.worst.ratio - self.limit:
             return
@@ -149,14 +149,20 @@ class _Search:
         crowd = mix(self._step.examples(count, self._rng), self._rng)
         for place in (0, count):
             self._weigh(crowd, self._one(), place)
+        known = self._base  # the crowd's
         for place in (0, count // 2):
-            self._weigh(rows(crowd, [i for i in range(count) if i != place]), rows(crowd, [place]), place)
+            self._weigh(rows(crowd, [i for i in range(count) if i != place]), rows(crowd, [place]), place, known)
 
-    def _move(self, whole: Batch, batch: Batch) -> float:
-        """By how much of Δ. The sum without the record is kept, since a climb seldom changes the batch."""
+    def _move(self, whole: Batch, batch: Batch, known: tuple[Batch, Floats] | None) -> float:
+        """By how much of Δ. The sum without the record is kept, since a climb seldom changes the batch.
+
+        So is that of a ``known`` batch which comes back row by row: what gives another sum then is not repeatable.
+        """
         if self._base is None or self._base[0] is not batch:
             self._base = batch, self._step.deterministic(batch)
-        return distance(self._step, self._step.deterministic(whole), self._base[1])
+        same = known is not None and all(np.array_equal(*parts) for parts in zip(known[0], whole, strict=True))
+        total = known[1] if same and known is not None else self._step.deterministic(whole)
+        return distance(self._step, total, self._base[1])
 
     def _oppose(self) -> None:
         """The rows whose terms point most against each other: one as the batch, one as the record that outweighs it."""
