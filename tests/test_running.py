@@ -165,7 +165,11 @@ def test_a_run_says_how_many_alerts_it_raised(tmp_path: Path) -> None:
     assert qs.run(PLAN, workspace=tmp_path / "other", name="quiet").alerts == 0, "the control"
 
 
-def test_workers_beside_a_card_are_refused_before_anything_is_opened(tmp_path: Path) -> None:
-    with pytest.raises(InvalidParameter, match=r"workers = 2 stands beside device='cuda'.*side by side in one process"):
-        qs.run(PLAN, workspace=tmp_path / "none", workers=2, device="cuda")
+def test_workers_on_a_card_that_is_not_there_are_refused_before_anything_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    plan = PLAN.replace("heart", "digits")
+    with pytest.raises(InvalidParameter, match=r"device = 'cuda' is not there: torch finds no graphics card"):
+        qs.run(plan, workspace=tmp_path / "none", workers=2, device="cuda")
     assert not (tmp_path / "none" / "ledger.db").exists()

@@ -152,10 +152,11 @@ def run(
     """Run ``plan`` (a :class:`Plan`, a path or a text) to its end, with every round paid for first.
 
     ``name`` is made up if omitted, ``task`` is the plan's own if omitted, and the parties live in this process, or in
-    ``workers`` processes, if no ``federation`` is given. ``same_rows`` says why rows that are known under another name
-    may be used again. ``mlflow`` is the address of an MLflow store to which the run is also written. ``opened`` is
-    called with the run's folder, before anything is reserved, and ``warn`` with each warning; they are logged if
-    omitted. Raises PlanRefused or BudgetExhausted if nothing may run; a run that stops later ends with a :class:`Run`
+    ``workers`` processes, if no ``federation`` is given; on a ``device`` that is a graphics card these and this process
+    share its memory evenly, and a party whose work does not fit is lost. ``same_rows`` says why rows that are known
+    under another name may be used again. ``mlflow`` is the address of an MLflow store to which the run is also written.
+    ``opened`` is called with the run's folder, before anything is reserved, and ``warn`` with each warning; they are
+    logged if omitted. Raises PlanRefused or BudgetExhausted if nothing may run; a run that stops later ends with a :class:`Run`
     whose ``error`` says why.
     """
     with open_session(workspace, mlflow=mlflow, warn=warn) as here:
@@ -188,15 +189,6 @@ def resume(
             here.workspace.find(name), watchers=watchers, task=task, federation=federation, workers=workers,
             device=device, opened=opened,
         )  # fmt: skip
-
-
-def _refuse_workers(workers: int, device: str) -> None:
-    """Raise where several worker processes stand beside a card: they would train on the processor."""
-    if workers > 1 and device != "cpu":
-        from quietsum.errors import InvalidParameter
-
-        remedy = "on a graphics card parties train side by side in one process; leave workers out"
-        raise InvalidParameter("workers", workers, f"stands beside device={device!r}", remedy)
 
 
 @contextlib.contextmanager
@@ -240,7 +232,6 @@ class RunSession:
         opened: Callable[[RunFolder], object] | None = None,
     ) -> Run:
         """Run ``plan`` and write its report, as :func:`quietsum.run` does."""
-        _refuse_workers(workers, device)
         from quietsum.runs import check_known_rows, start
         from quietsum.tasks import task_of
 
@@ -250,7 +241,8 @@ class RunSession:
         with self._recording.show(watchers) as kept:
             result = start(
                 made, workspace=self.workspace, name=name, watchers=[kept], federation=federation, workers=workers,
-                task=task_of(made, device=device) if task is None else task, allowed=check, opened=self._open(opened),
+                device=device, task=task_of(made, device=device) if task is None else task, allowed=check,
+                opened=self._open(opened),
             )  # fmt: skip
         return self._report(result)
 
@@ -266,14 +258,14 @@ class RunSession:
         opened: Callable[[RunFolder], object] | None = None,
     ) -> Run:
         """Go on with the run in ``folder`` and write its report, as :func:`quietsum.resume` does."""
-        _refuse_workers(workers, device)
         from quietsum.runs import resume_run
         from quietsum.tasks import task_of
 
         with self._recording.show(watchers) as kept:
             result = resume_run(
                 folder, workspace=self.workspace, watchers=[kept], federation=federation, workers=workers,
-                task=task_of(folder.plan(), device=device) if task is None else task, opened=self._open(opened),
+                device=device, task=task_of(folder.plan(), device=device) if task is None else task,
+                opened=self._open(opened),
             )  # fmt: skip
         return self._report(result)
 

@@ -121,21 +121,23 @@ class LocalFederation(Federation):
         *,
         rng: RandomSource | None = None,
         workers: int = 1,
+        device: str = "cpu",
         clock: Callable[[], float] = time.monotonic,
         whole: bool = True,
         canaries: Mapping[str, PartyCanaries] | None = None,
     ) -> Federation:
         """The parties of a resolved plan, each with its share of ``task``, in this process or in ``workers`` others.
 
-        Workers make the task anew from its name in the plan, and draw their own randomness. Where the plan is a drill,
-        its attackers attack; ``whole`` is False in a worker, which holds some of the updates only. ``canaries`` are
-        those of each party, where the plan has them.
+        Workers make the task anew from its name in the plan, on ``device``, and draw their own randomness. Where the
+        plan is a drill, its attackers attack; ``whole`` is False in a worker, which holds some of the updates only.
+        ``canaries`` are those of each party, where the plan has them.
         """
         task, attack = as_task(task), resolved.plan.attack
         if attack is not None and whole and resolved.secure is None:
             from quietsum.federation.drills import Drill
 
-            return Drill(cls.of(task, resolved, rng=rng, workers=workers, clock=clock, whole=False), resolved, rng=rng)
+            inner = cls.of(task, resolved, rng=rng, workers=workers, device=device, clock=clock, whole=False)
+            return Drill(inner, resolved, rng=rng)
         if attack is not None:
             from quietsum.defence import poison_task
 
@@ -150,7 +152,8 @@ class LocalFederation(Federation):
             if rng is not None and rng.for_tests:
                 problem = "cannot be shared with worker processes, which draw their own"
                 raise InvalidParameter("rng", "seeded", problem, "use workers = 1")
-            return Crew(resolved, workers=workers) if resolved.secure is None else Keepers(resolved, workers=workers)
+            make = Crew if resolved.secure is None else Keepers
+            return make(resolved, workers=workers, device=device)
         simulate, chance, owner = resolved.plan.federation.simulate, rng or system_randomness(), _Owner()
         refusing, deadline = frozenset(simulate.refusing), resolved.plan.federation.deadline
         sites = {

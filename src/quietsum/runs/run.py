@@ -90,17 +90,18 @@ def start(
     task: AnyTask | None = None,
     federation: Federation | None = None,
     workers: int = 1,
+    device: str = "cpu",
     rng: RandomSource | None = None,
     allowed: Callable[[Task, ResolvedPlan], None] | None = None,
     opened: Callable[[RunFolder], None] | None = None,
 ) -> RunResult:
     """Run ``plan`` from its first round. Everything that can be refused is refused before anything is spent.
 
-    ``workers`` processes train the clients where no ``federation`` is passed; a federation that is passed is its
-    owner's to close. ``allowed`` is called with task and plan when name and ledger are in order, before the run is
-    opened, and refuses it by raising; ``opened`` is called with the folder of the run.
+    ``workers`` processes train the clients, on ``device``, where no ``federation`` is passed; a federation that is
+    passed is its owner's to close. ``allowed`` is called with task and plan when name and ledger are in order, before
+    the run is opened, and refuses it by raising; ``opened`` is called with the folder of the run.
     """
-    task = task_of(plan) if task is None else as_task(task)
+    task = task_of(plan, device=device) if task is None else as_task(task)
     resolved = resolve(plan, task.parties(), task.dimension)
     remote = federation is not None and federation.remote
     if federation is not None:
@@ -133,7 +134,7 @@ def start(
             reach("run:first-checkpoint")
             if opened is not None:
                 opened(folder)
-            with _federation(federation, task, resolved, workers, folder) as parties:
+            with _federation(federation, task, resolved, workers, device, folder) as parties:
                 return _go_on(first, folder, task, resolved, ledger, history, parties, rng, guard(watchers))
 
 
@@ -145,6 +146,7 @@ def resume_run(
     task: AnyTask | None = None,
     federation: Federation | None = None,
     workers: int = 1,
+    device: str = "cpu",
     rng: RandomSource | None = None,
     opened: Callable[[RunFolder], None] | None = None,
 ) -> RunResult:
@@ -157,7 +159,7 @@ def resume_run(
     remote = federation is not None and federation.remote
     check_whom(folder, sites=remote, workspace=workspace)
     plan = folder.plan()
-    task = task_of(plan) if task is None else as_task(task)
+    task = task_of(plan, device=device) if task is None else as_task(task)
     with folder.lock(), _ledger_of(folder, workspace) as ledger:
         resolved = resolve(plan, task.parties(), task.dimension, pricing=_pricing(ledger, folder.run))
         if remote:
@@ -191,7 +193,7 @@ def resume_run(
             TaskFacts.of(task).write(folder.path)
         if opened is not None:
             opened(folder)
-        with _federation(federation, task, resolved, workers, folder) as parties:
+        with _federation(federation, task, resolved, workers, device, folder) as parties:
             return _go_on(last, folder, task, resolved, ledger, history, parties, rng, guard(watchers))
 
 
@@ -292,14 +294,14 @@ def _ledger_of(folder: RunFolder, workspace: Workspace) -> Iterator[Ledger]:
 
 @contextlib.contextmanager
 def _federation(
-    given: Federation | None, task: Task, resolved: ResolvedPlan, workers: int, folder: RunFolder
+    given: Federation | None, task: Task, resolved: ResolvedPlan, workers: int, device: str, folder: RunFolder
 ) -> Iterator[Federation]:
     """The federation that was passed, or one of this machine that is ended again in any case."""
     if given is not None:
         yield given
         return
     canaries = canaries_of(resolved, folder.path, folder.run)
-    made = LocalFederation.of(task, resolved, workers=workers, canaries=canaries)
+    made = LocalFederation.of(task, resolved, workers=workers, device=device, canaries=canaries)
     try:
         yield made
     finally:

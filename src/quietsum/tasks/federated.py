@@ -50,7 +50,7 @@ from quietsum.tasks.models import input_gradient, outputs, predict_with
 from quietsum.tasks.predictions import Predictions
 from quietsum.tasks.protocol import ChangeRows, Fits, Floats, Metrics, Slope, Task, TorchTask
 from quietsum.tasks.roots import bound_update, root_orders
-from quietsum.validate import whole_number
+from quietsum.validate import positive_share, whole_number
 
 if TYPE_CHECKING:
     from quietsum.aggregation import Trial
@@ -543,6 +543,13 @@ class _RootTrial:
     def losses(self, steps: NDArray[Any]) -> Floats:
         """The mean loss of weights + step for each row of ``steps``."""
         return self._task._root_losses(self._params, steps)
+
+
+def limit_card(name: str, share: float) -> None:
+    """Let this process take no more than ``share`` of a card's memory; where ``name`` is no card there is no limit."""
+    device = _device(name)
+    if device.type == "cuda" and positive_share("share", share) < 1:
+        torch.cuda.set_per_process_memory_fraction(share, device)
 
 
 def _device(name: str) -> torch.device:

@@ -182,8 +182,10 @@ def make_named_task(name: str, options: Mapping[str, Any]) -> Any:
 # ------------------------------------------------------------------------------------------ the task of a plan
 
 
-def task_of(plan: Plan, *, device: str = "cpu") -> Task:
+def task_of(plan: Plan, *, device: str = "cpu", share: float = 1.0) -> Task:
     """The task of ``plan``, with its records at the plan's parties. ``device`` is where torch models train.
+
+    Where that is a card, this process takes no more than ``share`` of its memory; what asks for more is out of memory.
 
     A class of the user's own, ``"my_module:MyTask"``, may be any of three: a torch task (model, loss, records), a
     numpy task (rows, gradients) or a task with a ``train`` of its own.
@@ -194,7 +196,7 @@ def task_of(plan: Plan, *, device: str = "cpu") -> Task:
     >>> task.dimension, [party.size for party in task.parties()]
     (4810, [338, 338, 338, 338])
     """
-    task = _task_of(plan, device)
+    task = _task_of(plan, device, share)
     _check_person(task, plan)
     _check_base(task, plan)
     return task
@@ -230,7 +232,7 @@ def _check_person(task: Task, plan: Plan) -> None:
         )
 
 
-def _task_of(plan: Plan, device: str) -> Task:
+def _task_of(plan: Plan, device: str, share: float) -> Task:
     name, options = plan.task.name, plan.task.options
     if ":" in name:
         task = make_own_task(name, options)
@@ -240,18 +242,19 @@ def _task_of(plan: Plan, device: str) -> Task:
         if getattr(task, "model", None) is None:
             refuse_lacking(name, task, NUMPY)
             return _as_they_are(FederatedNumpy(cast(NumpyTask, task)), plan)
-        return _dealt_out(trainable_task(name, options, made=task), plan, device)
+        return _dealt_out(trainable_task(name, options, made=task), plan, device, share)
     if name in _MADE:
         return _as_they_are(FederatedNumpy(_MADE[name](options)), plan)
     if name not in TRAINABLE and name not in _WRITTEN:
         remedy = nearest_name(name, (*TASKS, *TRAINABLE), 'or write "my_module:MyTask"')
         raise InvalidParameter("task", name, "is not known", remedy)
-    return _dealt_out(trainable_task(name, options), plan, device)
+    return _dealt_out(trainable_task(name, options), plan, device, share)
 
 
-def _dealt_out(task: Any, plan: Plan, device: str) -> Task:
-    from quietsum.tasks.federated import FederatedTorch
+def _dealt_out(task: Any, plan: Plan, device: str, share: float) -> Task:
+    from quietsum.tasks.federated import FederatedTorch, limit_card
 
+    limit_card(device, share)
     split, parties, engine = plan.federation.split, plan.federation.parties, plan.training.engine
     return FederatedTorch(task, split=split, parties=parties, engine=engine, device=device)
 

@@ -128,8 +128,9 @@ def run(
                         if not as_json:
                             print(f"run {folder.run} goes on after its last checkpoint")
                         done = here.resume(
-                            folder, watchers=[screen], task=task, federation=sites, workers=workers, opened=begin
-                        )
+                            folder, watchers=[screen], task=task, federation=sites, workers=workers, device=device,
+                            opened=begin,
+                        )  # fmt: skip
                     else:
                         loaded = load_plan(str(plan))
                         task = task_of(loaded, device=device)
@@ -138,7 +139,7 @@ def run(
                             print_introduction(resolved, printable(task.title), _foresee(resolved, place.ledger))
                         done = here.run(
                             loaded, name=name, watchers=[screen], task=task, federation=sites, workers=workers,
-                            same_rows=same_rows, opened=begin,
+                            device=device, same_rows=same_rows, opened=begin,
                         )  # fmt: skip
                 # alerts and MLflow are waited for when the block ends, with the result on the screen
                 return print_end(done, place, where, as_json, runtime.words)
@@ -174,9 +175,6 @@ def _check_words(
     if device.partition(":")[0] not in DEVICES:
         remedy = f"choose one of {', '.join(DEVICES)}; a card has a number, cuda:0"
         raise InvalidParameter("device", device, "is no device that torch knows", remedy)
-    if workers > 1 and device != "cpu":
-        remedy = "on a graphics card parties train side by side in one process; leave --workers out"
-        raise InvalidParameter("workers", workers, f"stands beside --device {device}", remedy)
     if resume is not None and name is not None:
         raise InvalidParameter("name", name, "stands beside --resume", "a run keeps its name")
     if runtime.remote and plan is not None:

@@ -36,7 +36,7 @@ from quietsum.aggregation import Fold
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.federation.local import fates, too_late
 from quietsum.federation.messages import Federation, Lost, PartyRefusal, Reply, Sums, TrainRequest, Update
-from quietsum.federation.workers.worker import Piece, Ready, Worker, WorkerAnswer, end
+from quietsum.federation.workers.worker import FirstJob, Piece, Ready, Worker, WorkerAnswer, end
 from quietsum.mechanisms import system_randomness
 from quietsum.party import on_no_rows, release
 from quietsum.validate import positive, whole_number
@@ -63,7 +63,7 @@ def _end_all(processes: list[subprocess.Popen[bytes]]) -> None:
 
 @final
 class Crew(Federation):
-    """The parties of a resolved plan, in ``workers`` processes.
+    """The parties of a resolved plan, in ``workers`` processes. On a ``device`` that is a card they share its memory.
 
     Guarantees: every party of a cohort has one reply, also if a worker fails, and whether it is an update depends
     on that party alone. No request is answered twice, also where a worker was replaced in between: a party is asked
@@ -80,6 +80,7 @@ class Crew(Federation):
         resolved: ResolvedPlan,
         *,
         workers: int,
+        device: str = "cpu",
         patience: float = 600.0,
         command: Sequence[str] = _COMMAND,
     ) -> None:
@@ -88,6 +89,7 @@ class Crew(Federation):
         self._patience = positive("patience", patience, "seconds for one piece of work")
         self._deadline = resolved.plan.federation.deadline or math.inf
         self._wanted = whole_number("workers", workers, 1)
+        self._first = FirstJob.of(resolved, device, self._wanted)
         self._answers: queue.SimpleQueue[WorkerAnswer] = queue.SimpleQueue()
         self._workers: list[Worker] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -269,7 +271,7 @@ class Crew(Federation):
             worker = Worker(self._command, self._answers)
             self._workers.append(worker)
             self._processes.append(worker.process)
-            worker.send(self._resolved)
+            worker.send(self._first)
 
     def _begin(self) -> None:
         """Start all workers and wait until they are ready, or raise what hinders them."""

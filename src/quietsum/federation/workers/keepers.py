@@ -31,7 +31,7 @@ from quietsum.aggregation import Fold
 from quietsum.errors import PlanRefused, QuietsumError
 from quietsum.federation.local import SimulatedLosses, too_late
 from quietsum.federation.messages import Federation, Lost, PartyRefusal, Reply, StepAnswer, StepQuestion, TrainRequest
-from quietsum.federation.workers.worker import Look, Ready, ShareJob, Worker, WorkerAnswer, end, serve_jobs
+from quietsum.federation.workers.worker import FirstJob, Look, Ready, ShareJob, Worker, WorkerAnswer, end, serve_jobs
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.party import (
     AttemptKey,
@@ -65,9 +65,9 @@ Masked = NDArray[np.uint32]
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Enlist:
-    """A keeper's first job: the plan, and whose keys it keeps."""
+    """A keeper's first job: that of its trainer, and whose keys it keeps."""
 
-    resolved: ResolvedPlan
+    first: FirstJob
     parties: tuple[str, ...]
     patience: float
     trainer: tuple[str, ...] = _TRAINER
@@ -106,6 +106,7 @@ class Keepers(Federation):
         resolved: ResolvedPlan,
         *,
         workers: int,
+        device: str = "cpu",
         patience: float = 600.0,
         command: Sequence[str] = _COMMAND,
         trainer: Sequence[str] = _TRAINER,
@@ -118,6 +119,7 @@ class Keepers(Federation):
         simulate = resolved.plan.federation.simulate
         self._losses = SimulatedLosses(simulate.drop_outs, simulate.stragglers, system_randomness())
         count = min(whole_number("workers", workers, 1), len(self._names))
+        self._first = FirstJob.of(resolved, device, count)
         self._parties = tuple(self._names[place::count] for place in range(count))
         self._keepers: list[Worker | None] = [None] * count
         self._identities: dict[str, bytes] = {}
@@ -224,9 +226,7 @@ class Keepers(Federation):
                 self._processes.append(keeper.process)
                 self._keepers[place] = keeper
                 starting[keeper] = place
-                keeper.send(
-                    Enlist(resolved=self._resolved, parties=parties, patience=self._patience, trainer=self._trainer)
-                )
+                keeper.send(Enlist(first=self._first, parties=parties, patience=self._patience, trainer=self._trainer))
         end_of_it = time.monotonic() + _START + _MARGIN
         while starting:
             try:
@@ -296,8 +296,8 @@ class Keeper:
         return self._enlist(job)
 
     def _enlist(self, job: Enlist) -> Enlisted:
-        self._resolved = job.resolved
-        trainer = _Trainer(job.resolved, job.trainer, job.patience)
+        self._resolved = job.first.resolved
+        trainer = _Trainer(job.first, job.trainer, job.patience)
         dimension = trainer.dimension
         self._parties = {
             name: SecureSite(name, identity=Identity.fresh(), contribute=self._contribution(name))
@@ -368,9 +368,9 @@ class _NoVector(QuietsumError):
 class _Trainer:
     """A keeper's own worker. One that dies, hangs or answers nonsense is replaced, and the party is tried once more."""
 
-    def __init__(self, resolved: ResolvedPlan, command: Sequence[str], patience: float) -> None:
-        self._resolved, self._command = resolved, tuple(command)
-        deadline = resolved.plan.federation.deadline
+    def __init__(self, first: FirstJob, command: Sequence[str], patience: float) -> None:
+        self._first, self._command = first, tuple(command)
+        deadline = first.resolved.plan.federation.deadline
         self._deadline = math.inf if deadline is None else deadline
         self._patience = min(patience, self._deadline + _MARGIN)
         self._answers: queue.SimpleQueue[WorkerAnswer] = queue.SimpleQueue()
@@ -425,7 +425,7 @@ class _Trainer:
 
     def _start_trainer(self) -> int:
         worker = Worker(self._command, self._answers)
-        worker.send(self._resolved)
+        worker.send(self._first)
         try:
             while (told := self._answers.get(timeout=_START)).worker is not worker:
                 pass

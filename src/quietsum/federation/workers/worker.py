@@ -1,8 +1,8 @@
 """One worker process of a :class:`~quietsum.federation.workers.crew.Crew`: make the task once, then train and fold.
 
 Here are both ends of its pipes: :class:`Worker`, for the process that starts it, and :func:`serve_jobs`, what it does.
-It reads jobs as pickles from its input and writes one answer for each. The first job is a resolved plan, answered by
-:class:`Ready`; all others are pieces of a round, or one party's share of a masked sum. It ends when its input ends,
+It reads jobs as pickles from its input and writes one answer for each. The first job is a :class:`FirstJob`, answered
+by :class:`Ready`; all others are pieces of a round, or one party's share of a masked sum. It ends when its input ends,
 also in the middle of a job, and without a word where a task ends it.
 """
 
@@ -28,10 +28,38 @@ from quietsum.federation.messages import Federation, Lost, Reply, Sums, TrainReq
 if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan
 
-__all__ = ["Desk", "Look", "Piece", "Ready", "ShareJob", "Worker", "WorkerAnswer", "end", "serve_jobs", "work"]
+__all__ = [
+    "Desk",
+    "FirstJob",
+    "Look",
+    "Piece",
+    "Ready",
+    "ShareJob",
+    "Worker",
+    "WorkerAnswer",
+    "end",
+    "serve_jobs",
+    "work",
+]
 
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_SHARED = 0.95  # of a card's memory: the rest is what each process needs beside its tensors
 _GRACE = 2.0  # seconds for a worker to end by itself
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FirstJob:
+    """The plan whose task a worker makes, where its model trains, and how much of that card's memory it may take."""
+
+    resolved: ResolvedPlan
+    device: str = "cpu"
+    share: float = 1.0
+
+    @classmethod
+    def of(cls, resolved: ResolvedPlan, device: str, workers: int) -> FirstJob:
+        """That of each of several workers: they and the process that started them divide a card evenly."""
+        return cls(resolved=resolved, device=device, share=_SHARED / (workers + 1))
 
 
 @final
@@ -247,15 +275,15 @@ def serve_jobs(desk: Desk | None = None) -> None:
         sink.flush()
 
 
-def _enlist(resolved: ResolvedPlan) -> tuple[Federation, Ready]:
+def _enlist(job: FirstJob) -> tuple[Federation, Ready]:
     """The federation of this process, with the task made anew."""
     from quietsum.federation.local import LocalFederation
     from quietsum.tasks import task_of
 
-    task = task_of(resolved.plan)
+    task = task_of(job.resolved.plan, device=job.device, share=job.share)
     with contextlib.suppress(Exception):  # heard of where the run was started
         task.rehearse()  # loads what all parties share, so that no party's clock pays for it
-    federation = LocalFederation.of(task, resolved, whole=False)
+    federation = LocalFederation.of(task, job.resolved, whole=False)
     parties = tuple(facts.name for facts in task.parties())
     return federation, Ready(parties=parties, dimension=task.dimension, many=task.trains_many)
 
