@@ -156,8 +156,8 @@ def run(
     share its memory evenly, and a party whose work does not fit is lost. ``same_rows`` says why rows that are known
     under another name may be used again. ``mlflow`` is the address of an MLflow store to which the run is also written.
     ``opened`` is called with the run's folder, before anything is reserved, and ``warn`` with each warning; they are
-    logged if omitted. Raises PlanRefused or BudgetExhausted if nothing may run; a run that stops later ends with a :class:`Run`
-    whose ``error`` says why.
+    logged if omitted. Raises PlanRefused or BudgetExhausted if nothing may run; a run that stops later ends with a
+    :class:`Run` whose ``error`` says why.
     """
     with open_session(workspace, mlflow=mlflow, warn=warn) as here:
         return here.run(

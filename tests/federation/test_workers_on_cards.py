@@ -14,6 +14,7 @@ from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.federation.workers import crew, keepers, worker
 from quietsum.federation.workers.crew import Crew
 from quietsum.federation.workers.worker import FirstJob
+from quietsum.learning.rows import memory
 from quietsum.plan import FederationPlan, Plan, PrivacyPlan, TaskPlan, resolve
 from quietsum.tasks import task_of
 
@@ -121,6 +122,22 @@ def test_the_share_is_set_before_the_model_is_on_the_card_and_never_for_a_proces
     for share in (0.0, 1.5, float("nan")):
         with pytest.raises(InvalidParameter, match="share"):
             task_of(DIGITS, device="cuda:0", share=share)
+
+
+def test_a_process_with_a_share_knows_of_no_more_than_is_free_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    card, gibibyte = torch.device("cuda:3"), 2**30
+    held = [0]
+    monkeypatch.setattr(memory, "_LIMITS", {})
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (90 * gibibyte, 100 * gibibyte))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: held[0])
+    assert memory.free_memory(card) == 90 * gibibyte
+    memory.limit_memory(card, 0.25)
+    assert memory.free_memory(card) == 25 * gibibyte and memory.free_memory(torch.device("cuda:2")) == 90 * gibibyte
+    held[0] = 20 * gibibyte
+    assert memory.free_memory(card) == 5 * gibibyte
+    held[0] = 30 * gibibyte
+    assert memory.free_memory(card) == 0 == memory.free_memory(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("secure", [False, True])

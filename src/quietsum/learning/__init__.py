@@ -89,6 +89,7 @@ if TYPE_CHECKING:
         make_private as make_private,
     )
     from quietsum.learning.rehearsal import rehearse_model as rehearse_model, scoring as scoring, training as training
+    from quietsum.learning.rows.memory import limit_memory as limit_memory
     from quietsum.learning.rows.people import bound_people as bound_people
     from quietsum.learning.rows.records import Records as Records
     from quietsum.learning.saving import fill_model as fill_model

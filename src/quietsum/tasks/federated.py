@@ -34,6 +34,7 @@ from quietsum.learning import (
     fresh_model,
     hash_frozen,
     keep_unchanged,
+    limit_memory,
     losses_of,
     measure_footprint,
     rehearse_model,
@@ -50,7 +51,7 @@ from quietsum.tasks.models import input_gradient, outputs, predict_with
 from quietsum.tasks.predictions import Predictions
 from quietsum.tasks.protocol import ChangeRows, Fits, Floats, Metrics, Slope, Task, TorchTask
 from quietsum.tasks.roots import bound_update, root_orders
-from quietsum.validate import positive_share, whole_number
+from quietsum.validate import whole_number
 
 if TYPE_CHECKING:
     from quietsum.aggregation import Trial
@@ -547,9 +548,8 @@ class _RootTrial:
 
 def limit_card(name: str, share: float) -> None:
     """Let this process take no more than ``share`` of a card's memory; where ``name`` is no card there is no limit."""
-    device = _device(name)
-    if device.type == "cuda" and positive_share("share", share) < 1:
-        torch.cuda.set_per_process_memory_fraction(share, device)
+    if share != 1:
+        limit_memory(_device(name), share)
 
 
 def _device(name: str) -> torch.device:

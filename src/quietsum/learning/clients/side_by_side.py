@@ -47,6 +47,7 @@ from quietsum.learning.engines.protocol import Batch, Loss, flat_rows, losses_of
 from quietsum.learning.engines.recurrent import unroll
 from quietsum.learning.engines.vmap import _LossOf, _places
 from quietsum.learning.rehearsal import training
+from quietsum.learning.rows.memory import free_memory
 from quietsum.sampling import Everyone
 from quietsum.validate import whole_number
 
@@ -228,7 +229,7 @@ class SideBySide:
             1, rows
         )
         if self.device.type == "cuda":
-            room = self._room or torch.cuda.mem_get_info(self.device)[0] // 4
+            room = self._room or free_memory(self.device) // 4
             return max(1, int(room // each))
         cached = min(_MOST, max(_LEAST, _CACHED // (4 * self.dimension)))
         return max(1, min(cached, int((self._room or _ROOM) // each)))

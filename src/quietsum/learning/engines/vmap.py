@@ -27,6 +27,7 @@ from quietsum.learning.engines.protocol import (
     trainable,
 )
 from quietsum.learning.engines.recurrent import unroll
+from quietsum.learning.rows.memory import free_memory
 
 __all__ = ["NotBatchable", "VmapEngine"]
 
@@ -106,7 +107,7 @@ class VmapEngine:
         """How many examples go through at a time."""
         device, room = self._parameters[0].device, _CHUNK_BYTES
         if device.type == "cuda":
-            room = max(room, torch.cuda.mem_get_info(device)[0] // 5)
+            room = max(room, free_memory(device) // 5)
         fitting = max(1, room // self._bytes_each)
         return fitting if self._micro_batch is None else min(fitting, self._micro_batch)
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from quietsum.learning.engines.protocol import Batch
+from quietsum.validate import positive_share
 
-__all__ = ["SHARE", "Belt", "carry", "fits", "free_memory", "make_room"]
+__all__ = ["SHARE", "Belt", "carry", "fits", "free_memory", "limit_memory", "make_room"]
 
 SHARE = 0.25
 """So much of a card's free memory records may take; the rest is for the model and its gradients."""
@@ -42,9 +43,29 @@ def make_room(
     return torch.empty((rows, *shape), dtype=dtype, pin_memory=pinned)
 
 
+_LIMITS: dict[int, float] = {}
+"""The share of each card's memory that this process may take, where it is less than all."""
+
+
+def limit_memory(device: torch.device, share: float) -> None:
+    """Let this process take no more than ``share`` of a card's memory; a processor's has no such limit.
+
+    What asks for more is out of memory, and :func:`free_memory` knows of no more, so that several processes may have a
+    card in common.
+    """
+    share = positive_share("share", share)
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(share, device)
+        _LIMITS[device.index or 0] = share
+
+
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a card; 0 for a processor, whose memory the records lie in already."""
-    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 0
+    """Bytes that are free for this process on a card; 0 for a processor, whose memory the records lie in already."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    share = _LIMITS.get(device.index or 0, 1.0)
+    return max(0, min(int(free), int(share * total) - torch.cuda.memory_reserved(device))) if share < 1 else int(free)
 
 
 def fits(records: Batch, free: int) -> bool:
