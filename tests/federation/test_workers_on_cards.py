@@ -15,12 +15,14 @@ from quietsum.federation.workers import crew, keepers, worker
 from quietsum.federation.workers.crew import Crew
 from quietsum.federation.workers.worker import FirstJob
 from quietsum.learning.rows import memory
-from quietsum.plan import FederationPlan, Plan, PrivacyPlan, TaskPlan, resolve
+from quietsum.plan import FederationPlan, Plan, PrivacyPlan, Style, TaskPlan, resolve
 from quietsum.tasks import task_of
 
 CARD = "cuda:99"  # no machine has so many
 DIGITS = Plan(
-    task=TaskPlan(name="digits"), federation=FederationPlan(split="iid", parties=3), privacy=PrivacyPlan(style="none")
+    task=TaskPlan(name="digits"),
+    federation=FederationPlan(split="iid", parties=3),
+    privacy=PrivacyPlan(style=Style.NONE),
 )
 RUN = """
 [task]
@@ -82,7 +84,7 @@ def test_crews_and_keepers_send_the_device_and_the_share(monkeypatch: pytest.Mon
     monkeypatch.setattr(keepers, "Worker", Telling)
     with pytest.raises(Reached) as told:
         keepers._Trainer(sent, ("nothing",), 1.0)
-    assert told.value.found == sent  # type: ignore[union-attr]
+    assert told.value.found == sent
 
 
 def _job_of(error: BaseException | None) -> Any:

@@ -114,7 +114,12 @@ def test_a_sum_is_read_from_a_card_in_one_piece(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(step, "is_on_card", lambda part: True)
     read: list[int] = []
     cpu = torch.Tensor.cpu
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: (read.append(len(self)), cpu(self))[1])
+
+    def note(self: Tensor) -> Tensor:
+        read.append(len(self))
+        return cpu(self)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", note)
     assert np.array_equal(step.flat(parts), apart) and read == [19]
 
 
