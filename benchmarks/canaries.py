@@ -222,7 +222,7 @@ WORK: tuple[tuple[str, Callable[[], nn.Module], tuple[int, ...], int, str], ...]
 )
 """What is trained, on how many rows, and with which noise."""
 _LOT = 256
-_LENGTHS = (20, 60)
+_LENGTHS = (20, 30, 60)
 """Epochs of the trainings whose cost is measured."""
 
 

@@ -17,7 +17,7 @@ from quietsum import failpoints
 from quietsum.audit import CanaryClaim, Conclusion, audit_training, judge_canaries, read_audit
 from quietsum.errors import CorruptState, InvalidParameter, PlanRefused, QuietsumError
 from quietsum.learning import Batch, Canaries, PrivacyConfig, PrivateTrainer, choose_canaries, plan_training
-from quietsum.learning.canaries.carrying import Carrier, count_epochs
+from quietsum.learning.canaries.carrying import Carrier, count_canaries, count_epochs
 from quietsum.learning.step import build_step, cross_entropy
 from quietsum.ledger import Ledger
 from quietsum.mechanisms import RandomSource, randomness_for_tests
@@ -143,6 +143,29 @@ def test_canaries_of_a_long_training_ride_in_some_epochs_and_still_find_what_the
     epochs = np.unique(record.steps // 20)
     assert len(epochs) == 25 and (record.steps[:20] == 20 * epochs[0] + np.arange(20)).all()  # whole ones
     assert (epochs != np.arange(25)).any() and judge(trainer).conclusion is Conclusion.CONSISTENT
+
+
+def test_more_canaries_ride_in_fewer_epochs_where_their_number_is_not_stated() -> None:
+    many = plan_training(config(epochs=20, batch_size=256), size=20_000)
+    count = count_canaries(Canaries(), many)
+    assert 2000 < count <= 4000 and count_epochs(count, many) == 4 < count_epochs(2000, many)
+    assert count_epochs(count - 1, many) == 5  # and no more than it takes
+    short = plan_training(config(epochs=2, batch_size=256), size=20_000)
+    assert count_canaries(Canaries(), short) == 2000, "who rides throughout would only cost more rows"
+    assert count_canaries(Canaries(count=300), many) == 300
+
+
+def test_canaries_ride_in_pairs_of_epochs_and_elsewhere_the_draw_is_of_records_alone() -> None:
+    plan = plan_training(config(epochs=20, batch_size=256), size=20_000)
+    seen = set()
+    for _ in range(60):
+        carrier = Carrier(Canaries(), network(), cross_entropy, plan)
+        length = round(1 / plan.rate)
+        riding = [epoch for epoch in range(20) if carrier.rides_in(epoch * length, length)]
+        assert len(riding) == 4 and riding[0] % 2 == 0 and riding[1] == riding[0] + 1 and riding[3] == riding[2] + 1
+        assert carrier.rides_in(0, 20 * length) and not carrier.rides_in((riding[0] - 1) * length, length - 1)
+        seen.update(riding)
+    assert seen == set(range(20)), "every epoch may be one of them"
 
 
 @pytest.mark.parametrize("name", ["half noise", "batch clip", "shuffled batches"])

@@ -588,11 +588,12 @@ class PrivateTrainer:
         began = None if self._confirmed else FirstStep(self.model)
         asked = 0 if self._balance is None else count_survey_steps(spending.plan.steps)
         carrier = self._carrier
-        many = len(records) if carrier is None else len(carrier.rows(records))
-        draws = step.sample_many(many, count)  # as many as are reserved: a reader may be ahead
-        read = (
-            records.read(draws, self._device) if carrier is None else carrier.read(records, draws, first, self._device)
-        )
+        rows = records if carrier is None or not carrier.rides_in(first, count) else carrier.rows(records)
+        draws = step.sample_many(len(rows), count)  # as many as are reserved: a reader may be ahead
+        if carrier is not None and rows is not records:
+            read = carrier.read(records, draws, first, self._device)
+        else:
+            read = records.read(draws, self._device)
         with contextlib.closing(read) as batches:
             for number, (drawn, batch) in enumerate(batches, first):
                 self._screen.step()

@@ -47,12 +47,13 @@ from quietsum.learning.step import PrivateStep
 from quietsum.mechanisms import RandomSource, system_randomness
 
 __all__ = [
-    "CarriedLoss", "CarriedRecords", "Carrier", "CarryingModel", "count_epochs", "pull_on", "read_canary_table",
-    "refuse_canaries",
+    "CarriedLoss", "CarriedRecords", "Carrier", "CarryingModel", "count_canaries", "count_epochs", "pull_on",
+    "read_canary_table", "refuse_canaries",
 ]  # fmt: skip
 
 _ABOVE = 2.0**14  # K over the largest clip bound
 _ROOM, _FAR, _FEWEST_EPOCHS = 12_500.0, 6.7, 4  # what an audit needs, see count_epochs
+_WIDER = 2  # times the usual number of canaries, so that they ride in fewer epochs
 _WIDEST = 1000.0  # a noise multiplier beyond which secure noise has another grid, and no audit has any power
 
 REFUSED = {
@@ -71,7 +72,7 @@ def read_canary_table(step: PrivateStep, released: Sequence[Tensor]) -> NDArray[
 
     Guarantees: tables on a card are brought over at once.
     """
-    table = torch.stack([one[1:, 0] for one in released]).to(torch.float64) * (step.expected_batch / step.sensitivity)
+    table = torch.stack(list(released))[:, 1:, 0].to(torch.float64).mul_(step.expected_batch / step.sensitivity)
     found: NDArray[np.float32] = table.to(torch.float32).cpu().numpy()
     return found
 
@@ -114,17 +115,18 @@ class CarriedRecords:
     def __init__(self, records: Records, marks: NDArray[np.int64], rehearsed: tuple[nn.Module, Loss]) -> None:
         self.behind, self._marks, self._own = records, marks, len(records)
         self.rehearsed: tuple[nn.Module, Loss] | None = rehearsed
-        blank = records.make_up(count=1)
-        self._blank: dict[torch.device | None, Batch] = {
-            None: tuple(row.expand(len(marks), *row.shape[1:]) for row in blank)
-        }
+        self._blank: dict[torch.device | None, Batch] = {None: records.make_up(count=1)}
 
     def __len__(self) -> int:
         return self._own + len(self._marks)
 
-    def coordinates(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The coordinates of the canaries among these numbers."""
-        return self._marks[indices[indices >= self._own] - self._own] - 1
+    def mark_drawn(self, draws: Sequence[NDArray[np.int64]], count: int) -> NDArray[np.bool_]:
+        """By draw, which of all ``count`` canaries are in it."""
+        every, steps = np.concatenate(draws), np.repeat(np.arange(len(draws)), [len(one) for one in draws])
+        canaries = every >= self._own
+        drawn = np.zeros((len(draws), count), dtype=np.bool_)
+        drawn[steps[canaries], self._marks[every[canaries] - self._own] - 1] = True
+        return drawn
 
     def batch(self, indices: NDArray[np.int64], device: torch.device | None = None) -> Batch:
         """The rows with these numbers, and their marks."""
@@ -158,15 +160,16 @@ class CarriedRecords:
         marks = np.zeros(count + len(own), dtype=np.int64)
         marks[count:] = own
         if len(own):
-            pairs = zip(real, self._blank_on(device), strict=True)
-            real = tuple(torch.cat((part, blank[: len(own)])) for part, blank in pairs)
+            pairs = zip(real, self._blank_on(device, len(own)), strict=True)
+            real = tuple([torch.cat((part, blank[: len(own)])) for part, blank in pairs])
         return (*real, carry(torch.from_numpy(marks), device))
 
-    def _blank_on(self, device: torch.device | None) -> Batch:
-        """Rows without meaning, as many as there are canaries."""
-        if device not in self._blank:
-            self._blank[device] = tuple(carry(row, device) for row in self._blank[None])
-        return self._blank[device]
+    def _blank_on(self, device: torch.device | None, count: int) -> Batch:
+        """Rows without meaning, ``count`` or more: as many as any batch asked for, end to end in memory."""
+        known = self._blank.get(device) or tuple(carry(row[:1], device) for row in self._blank[None])
+        if len(known[0]) < count or device not in self._blank:
+            known = self._blank[device] = tuple(row[:1].repeat(count, *[1] * (row.dim() - 1)) for row in known)
+        return known
 
     def make_up(self, device: torch.device | None = None, count: int = MADE_UP_ROWS) -> Batch:
         """Made-up rows, every second one a canary."""
@@ -194,6 +197,23 @@ def count_epochs(count: int, plan: TrainingSchedule) -> int:
         return every
     steps = max(_ROOM * max(1.0, noise / 2) ** 2 / (count * rate), (1.5 * _FAR * noise / lost) ** 2 * drawn)
     return min(every, max(_FEWEST_EPOCHS, math.ceil(steps / length)))
+
+
+def count_canaries(canaries: Canaries, plan: TrainingSchedule) -> int:
+    """How many canaries a training carries: the stated number, or the usual one, or up to twice as many.
+
+    A step that carries any costs some fixed work. So where the usual ones need not ride in all epochs, there are as
+    many as can ride in the fewest: about as many rows and numbers altogether, in fewer steps.
+    """
+    usual = choose_canaries(canaries, plan.size)
+    most, epochs = _WIDER * usual, count_epochs(usual, plan)
+    if canaries.count is not None or epochs >= -(-plan.steps // max(1, round(1 / plan.rate))):
+        return usual
+    fewest, low = count_epochs(most, plan), usual
+    while low < most:  # the fewest canaries that ride in so few epochs
+        middle = (low + most) // 2
+        low, most = (low, middle) if count_epochs(middle, plan) <= fewest else (middle + 1, most)
+    return low
 
 
 def refuse_canaries(config: PrivacyConfig, plan: TrainingSchedule) -> None:
@@ -227,14 +247,16 @@ class Carrier:
         *,
         rng: RandomSource | None = None,
     ) -> None:
-        self.count = choose_canaries(canaries, plan.size)
+        self.count = count_canaries(canaries, plan)
         self.model: nn.Module = CarryingModel(model, self.count)
         self.loss = CarriedLoss(loss, pull_on(max(stage.max_norm for stage in plan.stages)))
         source = system_randomness() if rng is None else rng
         self.included: NDArray[np.bool_] = source.uniforms(self.count) < 0.5
         self._length = max(1, round(1 / plan.rate))
-        order = np.argsort(source.uniforms(-(-plan.steps // self._length)))
-        self._epochs = frozenset(order[: count_epochs(self.count, plan)].tolist())
+        every = -(-plan.steps // self._length)
+        pairs = np.argsort(source.uniforms(-(-every // 2)))  # of neighbours, so that noise of an epoch before is seen
+        order = [epoch for pair in pairs.tolist() for epoch in (2 * pair, 2 * pair + 1) if epoch < every]
+        self._epochs = frozenset(order[: count_epochs(self.count, plan)])
         self._folder: Path | None = None
         self._run = ""
         self._rows: CarriedRecords | None = None
@@ -269,6 +291,11 @@ class Carrier:
         """Each draw of :meth:`rows` with its batch, from step ``first`` on: with canaries where they ride."""
         return self.rows(records).read(draws, device, map(self._rides, itertools.count(first)))
 
+    def rides_in(self, first: int, count: int) -> bool:
+        """Whether canaries ride in any of ``count`` steps from ``first`` on; if not, the draw is of records alone."""
+        epochs = range(first // self._length, (first + count - 1) // self._length + 1)
+        return any(epoch in self._epochs for epoch in epochs)
+
     def _rides(self, number: int) -> bool:
         return number // self._length in self._epochs
 
@@ -297,13 +324,11 @@ class Carrier:
     def end_chunk(self, step: PrivateStep) -> None:
         """Keep what ``step`` made since the last chunk: on disk, or in memory where there is no folder."""
         if self._steps and self._rows is not None:
-            drawn = np.zeros((len(self._steps), self.count), dtype=np.bool_)
-            for row, indices in zip(drawn, self._drawn, strict=True):
-                row[self._rows.coordinates(indices)] = True
             chunk: dict[str, NDArray[Any]] = {
-                "steps": np.array(self._steps, dtype=np.int64), "drawn": drawn,
+                "steps": np.array(self._steps, dtype=np.int64),
+                "drawn": self._rows.mark_drawn(self._drawn, self.count),
                 "released": read_canary_table(step, self._released),
-            }  # fmt: skip
+            }
             if self._folder is None:
                 self._chunks.append(chunk)
             else:
