@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         rows_of as rows_of,
     )
     from quietsum.learning.engines.rules import rule as rule
+    from quietsum.learning.engines.shared.vocabulary import score_tokens as score_tokens
     from quietsum.learning.libraries.adapters import (
         fill_trained as fill_trained,
         hash_frozen as hash_frozen,

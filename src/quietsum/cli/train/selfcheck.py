@@ -23,7 +23,7 @@ TaskOption = Annotated[
     typer.Option("--task", metavar="T", help="heart, digits, … or my_module:MyTask.", autocompletion=opt.complete_task),
 ]
 EngineOption = Annotated[
-    str, typer.Option("--engine", metavar="E", help="auto, bookkeeping, vmap, opacus, opacus-ghost or naive.")
+    str, typer.Option("--engine", metavar="E", help="auto, bookkeeping, vmap, opacus, opacus-ghost, naive or compiled.")
 ]
 SigmaOption = Annotated[float, typer.Option("--noise-multiplier", "-s", metavar="σ", help="Noise over the clip norm.")]
 RateOption = Annotated[

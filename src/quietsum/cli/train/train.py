@@ -57,7 +57,7 @@ NormOption = Annotated[
 EngineOption = Annotated[
     str | None,
     typer.Option(
-        "--engine", metavar="NAME", help="auto, bookkeeping, vmap, opacus, opacus-ghost or naive. \\[default: auto]",
+        "--engine", metavar="NAME", help="auto, bookkeeping, vmap, opacus, opacus-ghost, naive or compiled. \\[default: auto]",
         show_default=False,
     ),
 ]  # fmt: skip

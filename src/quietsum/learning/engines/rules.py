@@ -31,6 +31,7 @@ from quietsum.learning.engines.convolution import ConvolutionUse, Geometry
 from quietsum.learning.engines.hardware.room import Room
 from quietsum.learning.engines.layers import Entries, Use
 from quietsum.learning.engines.shared.broadcast import NotCovered
+from quietsum.learning.engines.shared.vocabulary import LabelledStates, VocabularyUse
 
 __all__ = ["Builder", "Gradients", "Rule", "builder_for", "is_own", "linear", "rule"]
 
@@ -173,7 +174,18 @@ def _register(*kinds: Any, free: bool = False, half: bool = False) -> Callable[[
 
 @_register(nn.Linear, free=True, half=True)
 def _linear(module: nn.Linear, weight: bool, bias: bool) -> Builder:
-    return linear(weight, bias)
+    build = linear(weight, bias)
+
+    def build_either(entries: Entries, rows: int) -> Use:
+        noted = [type(a) is LabelledStates for a, _ in entries]
+        if not any(noted):
+            return build(entries, rows)
+        if len(entries) > 1:
+            raise NotCovered("the output layer of a vocabulary is used several times")
+        a, g = entries[0]
+        return VocabularyUse(a, g, module, weight=weight, bias=bias)  # type: ignore[arg-type]  # looked at above
+
+    return build_either
 
 
 def linear(weight: bool, bias: bool) -> Builder:

@@ -33,6 +33,7 @@ from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.learning.engines.batch_mixing import keep_unchanged
 from quietsum.learning.engines.protocol import Batch, Loss
 from quietsum.learning.rehearsal import scoring
+from quietsum.learning.rows.output_layer import find_output_layer, score_next
 from quietsum.learning.rows.packed import begins_document, refuse_packed
 from quietsum.learning.rows.records import _choose as _choose_rows
 from quietsum.learning.step import cross_entropy
@@ -172,6 +173,7 @@ class ModelLoss:
         """``caches``: the model would keep keys and values for texts that go on, and see no documents in a row then."""
         self.columns, self.kind, self.encoder_decoder = columns, kind, encoder_decoder
         self.options = {"use_cache": False} if caches else {}
+        self.direct = True  # until scores are seen to be changed behind the output layer
 
     @classmethod
     def of(cls, model: nn.Module, columns: RecordColumns) -> ModelLoss:
@@ -208,11 +210,22 @@ class ModelLoss:
         if self.encoder_decoder and labels.dim() > 1:
             made: Any = getattr(base_of(model), "prepare_decoder_input_ids_from_labels")  # noqa: B009 (it is no Module's)
             inputs["decoder_input_ids"] = made(labels=labels)
-        called: Any = model
-        logits: Tensor = called(**inputs, **self.options).logits
+        if self.kind in _CAUSAL and not self.encoder_decoder and self.direct:
+            layer = find_output_layer(base_of(model), labels)
+            each = None if layer is None else score_next(layer, lambda: self._logits(model, inputs), labels)
+            if layer is not None and each is not None:
+                known = (labels[:, 1:] >= 0) & (labels[:, 1:] < layer.out_features)
+                return each.sum(1) / known.sum(1).clamp(min=1)
+            self.direct = layer is None
+        logits = self._logits(model, inputs)
         if self.kind in _CAUSAL and not self.encoder_decoder:
             logits, labels = logits[:, :-1], labels[:, 1:]
         return _per_record(logits, labels)
+
+    def _logits(self, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+        called: Any = model
+        found: Tensor = called(**inputs, **self.options).logits
+        return found
 
 
 def _per_record(logits: Tensor, labels: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from quietsum.learning.engines.layers import (
     plan_for,
     row_pieces,
 )
+from quietsum.learning.engines.shared.vocabulary import TiedVocabularyUse, VocabularyUse
 
 __all__ = ["join_uses"]
 
@@ -53,6 +54,10 @@ def join_uses(uses: Sequence[Noted], shared: set[int]) -> list[Noted]:
     for number, each in parts.items():
         if len(each) == 1:
             kept.append(((number,), each[0]))
+        elif (heads := [use for use in each if isinstance(use, VocabularyUse)]) and len(heads) == 1:
+            looked = [use for use in each if isinstance(use, EmbeddingUse)]
+            whole = len(looked) == len(each) - 1
+            kept.append(((number,), TiedVocabularyUse(looked, heads[0]) if whole else InstanceUse([_sum_uses(each)])))
         elif all(isinstance(use, EmbeddingUse | MatrixUse | OuterUse) for use in each):
             kept.append(((number,), TiedUse(each)))
         else:
@@ -64,7 +69,7 @@ def _one_by_one(use: Use, count: int) -> list[Use]:
     """A use of several parameters as uses of one."""
     if count == 1:
         return [use]
-    if isinstance(use, OuterUse | MatrixUse):
+    if isinstance(use, OuterUse | MatrixUse | VocabularyUse):
         return list(use.apart())
     if isinstance(use, SeveralUses):
         return list(use.each)
