@@ -57,8 +57,8 @@ NormOption = Annotated[
 EngineOption = Annotated[
     str | None,
     typer.Option(
-        "--engine", metavar="NAME", help="auto, bookkeeping, vmap, opacus, opacus-ghost, naive or compiled. \\[default: auto]",
-        show_default=False,
+        "--engine", metavar="NAME", show_default=False,
+        help="auto, bookkeeping, vmap, opacus, opacus-ghost, naive or compiled. \\[default: auto]",
     ),
 ]  # fmt: skip
 NoiseModeOption = Annotated[
