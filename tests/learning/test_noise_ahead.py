@@ -53,22 +53,27 @@ def test_the_mutants_that_replay_are_seen() -> None:
     assert find_replay(lambda: kept + ahead.take(2e4, COUNT, HERE))
 
 
-def _send(ahead: WholeAhead, line: Any) -> None:
-    line.send(ahead.take(1e5, 1000, HERE).tolist())
+def _send(draw: Callable[[], Tensor], line: Any) -> None:
+    line.send(draw().tolist())
 
 
-def test_a_forked_child_draws_its_own() -> None:
+@pytest.mark.parametrize("way", ["take", "draw"])
+def test_a_forked_child_draws_its_own(way: str) -> None:
     ahead = WholeAhead()
-    ahead.take(1e5, 1000, HERE)  # others are drawn ahead now
+
+    def draw() -> Tensor:
+        return ahead.take(1e5, 1000, HERE) if way == "take" else ahead.draw(1e5, 1000)
+
+    draw()  # others are drawn ahead now
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    child = context.Process(target=_send, args=(ahead, theirs))
+    child = context.Process(target=_send, args=(draw, theirs))
     child.start()
     assert ours.poll(60)
     told = torch.tensor(ours.recv())
     child.join()
     for _ in range(4):
-        assert int((ahead.take(1e5, 1000, HERE) == told).sum()) < 5
+        assert int((draw() == told).sum()) < 5
 
 
 @pytest.mark.parametrize("mode", ["fast", "secure"])

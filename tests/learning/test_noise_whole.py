@@ -200,6 +200,44 @@ def test_a_card_that_draws_itself_hands_out_each_number_once(monkeypatch: pytest
 # ------------------------------------------------------------------------------- the way of a processor
 
 
+def test_a_small_model_s_numbers_are_handed_out_once_and_for_their_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = WholeAhead()
+    assert not find_replay(lambda: made.draw(1e9, 20_000), 9)  # more than one stock of them
+    assert len({made.draw(1e12, 1).item() for _ in range(500)}) > 490
+    for scale in (1e9, 3.0, 1e9):
+        drawn = torch.cat([made.draw(scale, 5_000) for _ in range(4)]).double()
+        assert abs(float(drawn.std()) / scale - 1) < 6 / (2 * len(drawn)) ** 0.5
+    asked: list[int] = []
+
+    def note(out: Tensor, scale: float, source: RandomSource) -> None:
+        asked.append(len(out))
+        fill_whole(out, scale, source)
+
+    monkeypatch.setattr(ahead, "fill_whole", note)
+    fresh = WholeAhead()
+    for _ in range(40):
+        fresh.draw(1e9, 10_000)
+    assert asked == [10_000, 20_000, 40_000, 80_000, ahead._PIECE, ahead._PIECE]  # the first is not larger than asked
+    kept = made.draw(1e9, 20_000)
+    assert find_replay(lambda: kept, 2)  # the mutant: a stock that does not move on
+
+
+def test_a_stock_that_could_not_be_drawn_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, real = WholeAhead(), fill_whole
+    made.draw(1e9, 60_000)
+
+    def fail(out: Tensor, scale: float, source: RandomSource) -> None:
+        raise ArithmeticError("no entropy")
+
+    monkeypatch.setattr(ahead, "fill_whole", fail)
+    with pytest.raises(ArithmeticError, match="no entropy"):
+        made.draw(2e9, 60_000)
+    with pytest.raises(ArithmeticError, match="no entropy"):
+        made.draw(1e9, 60_000)
+    monkeypatch.setattr(ahead, "fill_whole", real)
+    assert int((made.draw(1e9, 60_000) == 0).sum()) < 20
+
+
 def by_two_threads(make_source: Callable[[], RandomSource], patch: pytest.MonkeyPatch) -> Tensor:
     """A draw in two pieces, each by a thread of its own."""
     both = threading.Barrier(2, timeout=30)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -56,23 +57,27 @@ class WholeAhead:
     """
 
     def __init__(self, make_source: Callable[[], RandomSource] = system_randomness) -> None:
-        self._make_source, self._lock = make_source, threading.Lock()
-        self._asked: tuple[float, int, torch.device, int, int] | None = None
+        self._make_source = make_source
+        self._forget()
+        _LIVING.add(self)
+
+    def _forget(self) -> None:
+        """Begin anew, in this process."""
+        self._process, self._lock, self._own = os.getpid(), threading.Lock(), threading.local()
+        self._asked: tuple[float, int, torch.device, int] | None = None
         self._coming: deque[CardDraw | _Drawing] = deque()
-        self._own = threading.local()
+        self._left, self._left_for, self._stock = torch.empty(0, dtype=torch.int64), 0.0, 0
 
     def take(self, scale: float, count: int, device: torch.device) -> Tensor:
         """``count`` fresh draws of round(scale · N(0, 1)) in int64, on ``device`` or in the memory near it.
 
         Those of the next step are begun.
         """
-        process = os.getpid()
-        if self._asked is not None and self._asked[4] != process:  # a fork may have copied a locked lock
-            self._lock, self._own = threading.Lock(), threading.local()
+        self._look_for_fork()
         stream = int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
         with self._lock:
-            if self._asked != (scale, count, device, stream, process):
-                self._asked = scale, count, device, stream, process
+            if self._asked != (scale, count, device, stream):
+                self._asked = scale, count, device, stream
                 self._coming.clear()
             if not self._coming:
                 self._begin(scale, count, device)
@@ -81,13 +86,35 @@ class WholeAhead:
             return drawn
 
     def draw(self, scale: float, count: int) -> Tensor:
-        """``count`` fresh draws on the processor, by as many threads as torch may use; none are kept for later."""
+        """``count`` fresh draws on the processor, by as many threads as torch may use.
+
+        For a small model those of several steps are made at once, and a caller only reads what it is handed.
+        """
+        if 2 * count <= _PIECE:
+            return self._draw_few(scale, count)
         pieces = -(-count // _PIECE)
         if pieces < 2 or min(torch.get_num_threads(), _cores()) < 2:
             out = torch.empty(count, dtype=torch.int64)
             self._fill(out, scale)
             return out
         return self._share_out(torch.empty(count, dtype=torch.int64), scale, torch.get_num_threads()).finish()
+
+    def _draw_few(self, scale: float, count: int) -> Tensor:
+        """The next ``count`` of some that were drawn for this scale; twice as many are drawn each time."""
+        self._look_for_fork()
+        with self._lock:
+            if self._left_for != scale or len(self._left) < count:
+                self._left = torch.empty(0, dtype=torch.int64)  # should drawing fail, nothing is left
+                self._stock = min(_PIECE, max(count, 2 * self._stock if self._left_for == scale else count))
+                fresh = torch.empty(self._stock, dtype=torch.int64)
+                self._fill(fresh, scale)
+                self._left, self._left_for = fresh, scale
+            drawn, self._left = self._left[:count], self._left[count:]
+            return drawn
+
+    def _look_for_fork(self) -> None:
+        if self._process != os.getpid():  # one that Python was not told about
+            self._forget()
 
     def _begin(self, scale: float, count: int, device: torch.device) -> None:
         if _draws_itself(device):
@@ -110,6 +137,18 @@ class WholeAhead:
         if source is None:
             source = self._own.source = self._make_source()
         return source
+
+
+_LIVING: weakref.WeakSet[WholeAhead] = weakref.WeakSet()
+
+
+def _begin_again() -> None:
+    for one in list(_LIVING):
+        one._forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_again)  # a fork may have copied a locked lock, and numbers with it
 
 
 def _draws_itself(device: torch.device) -> bool:
