@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer.testing
 from hypothesis import HealthCheck, settings
 
 import tiers
@@ -19,6 +21,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 if os.environ.get("QUIETSUM_TIER") == "quick":
     tiers.close()
+
+# A process builds the command line once, not anew for each of some thousand commands that tests call in it.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 # Tests go to folders of their own, from where a relative path would lead nowhere.
 if folder := os.environ.get("QUIETSUM_DATA"):

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter, QuietsumError
+from quietsum.learning.checks.frozen_randomness import seeded
 from quietsum.learning.engines.protocol import trainable
 from quietsum.learning.optimizers import AveragedWeights, optimizer_named
 from quietsum.validate import positive, whole_number
@@ -94,8 +95,7 @@ def fresh_model(task: PlainTask, seed: int) -> nn.Module:
 
     First weights are public and never noise, so seeding them costs nothing. It pairs the plain run with private ones.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(whole_number("seed", seed))
+    with seeded(seed=whole_number("seed", seed)):
         return task.model()
 
 

@@ -27,7 +27,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from quietsum.errors import InvalidParameter
-from quietsum.learning.checks.frozen_randomness import still
+from quietsum.learning.checks.frozen_randomness import draws_chance, seeded, still
 from quietsum.learning.checks.memory import Reached, same
 from quietsum.learning.engines.hooks import refuse_hooks
 from quietsum.learning.engines.protocol import Batch, Engine, Loss, before_each_forward, is_on_card, losses_of, rows_of
@@ -157,7 +157,8 @@ def what_mixes(model: nn.Module, loss: Loss, batch: Batch) -> str | None:
         before = _replay(loss, model, batch, rows)
     if _moves_others(loss, model, batch, before, rows - 1):
         return "when another record changes"
-    with still(model):
+    chance = draws_chance(model, lambda: _try(loss, model, batch))
+    with still(model, chance=chance):  # what draws at other sizes alone moves there, and is looked at again below
         whole, again = _try(loss, model, batch), _try(loss, model, batch, seed=1)
         if whole is None or again is None or not _alike(whole, again):
             return None
@@ -335,9 +336,7 @@ def _neighbours(batch: Batch, place: int) -> list[Batch]:
 
 
 def _replay(loss: Loss, model: nn.Module, batch: Batch, rows: int, *, seed: int = 0) -> Tensor:
-    devices = sorted({part.device.index or 0 for part in batch if part.is_cuda})
-    with torch.no_grad(), torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+    with torch.no_grad(), seeded({part.device.index or 0 for part in batch if part.is_cuda}, seed):
         return losses_of(loss, model, batch, rows).detach().clone()
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter, QuietsumError
+from quietsum.learning.checks.frozen_randomness import seeded
 from quietsum.learning.clipping import Clip
 from quietsum.learning.engines.naive import NaiveEngine
 from quietsum.learning.engines.protocol import (
@@ -130,14 +131,12 @@ class OpacusEngine:
         A weight that is used outside its module, a border mode or a checkpoint gives it norms that are too small.
         """
         buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
-        devices = [part.device for part in self._parameters if part.is_cuda][:1]
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(0)
+        devices = [part.device.index or 0 for part in self._parameters if part.is_cuda][:1]
+        with seeded(devices):
             rows = tuple(_make_up(part) for part in batch)
         found: list[list[Tensor]] = []
         for way in (block, self._by_loop):
-            with torch.random.fork_rng(devices=devices), _still(self._model):
-                torch.manual_seed(0)
+            with seeded(devices), _still(self._model):
                 sums, norms = self._or_refused(way, rows)
                 found.append([norms.double(), *(part.double() for part in sums)])
             with torch.no_grad():

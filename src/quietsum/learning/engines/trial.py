@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from quietsum.errors import InvalidParameter
+from quietsum.learning.checks.frozen_randomness import seeded
 from quietsum.learning.engines.protocol import Batch, joint_norm
 from quietsum.learning.engines.shared.broadcast import NotCovered
 
@@ -52,9 +53,7 @@ def sound_first(batch: Batch, losses: Tensor) -> Batch:
 
 def replay_losses(run: Callable[[], Tensor], batch: Batch) -> Tensor:
     """The losses with the same random numbers every time; torch's own generators go on as if nothing had been drawn."""
-    devices = sorted({part.device.index or 0 for part in batch if part.is_cuda})
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(0)
+    with seeded({part.device.index or 0 for part in batch if part.is_cuda}):
         return run()
 
 
