@@ -30,8 +30,10 @@ if folder := os.environ.get("QUIETSUM_DATA"):
     os.environ["QUIETSUM_DATA"] = os.path.abspath(folder)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what ``-m`` names
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests first, so that no process is left alone with them at the end."""
+    """Slow tests first, so that no process is left alone with them at the end."""
+    tiers.leave_to_long(items)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

@@ -80,3 +80,57 @@ def test_a_barrier_that_comes_too_late_says_so() -> None:
 
 def test_each_fact_runs_in_one_tier_or_the_other() -> None:
     assert recipe("test").count('-m "not long"') == 2 and "-m long" in recipe("long")
+
+
+SOME = """
+import pytest
+
+
+@pytest.mark.some(3)
+@pytest.mark.parametrize("one", range(4))
+@pytest.mark.parametrize("two", range(2))
+def test_many(one, two):
+    assert True
+
+
+@pytest.mark.some(5)
+@pytest.mark.parametrize("one", range(2))
+def test_few(one):
+    assert True
+
+
+class TestBelow:
+    @pytest.mark.some(1)
+    @pytest.mark.parametrize("one", range(3))
+    def test_inner(self, one):
+        assert True
+"""
+
+
+def run_some(folder: Path, text: str, *words: str) -> str:
+    (folder / "test_some.py").write_text(text)
+    (folder / "conftest.py").write_text(
+        "import pytest, tiers\n@pytest.hookimpl(tryfirst=True)\n"
+        "def pytest_collection_modifyitems(items):\n    tiers.leave_to_long(items)\n"
+    )
+    (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT / 'tests'}\nmarkers =\n  some\n  long\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:cov"]
+    done = subprocess.run([*command, *words, str(folder)], cwd=folder, capture_output=True, text=True, timeout=120)
+    return done.stdout + done.stderr
+
+
+def test_of_many_cases_some_stay_and_make_long_runs_all_others(tmp_path: Path) -> None:
+    assert "6 passed, 7 deselected" in run_some(tmp_path, SOME, "-m", "not long")
+    assert "7 passed, 6 deselected" in run_some(tmp_path, SOME, "-m", "long")
+    assert "13 passed" in run_some(tmp_path, SOME)
+    stay = run_some(tmp_path, SOME, "-m", "not long", "--collect-only")
+    assert [case in stay for case in ("test_many[0-0]", "test_many[0-2]", "test_many[1-1]", "test_inner[0]")] == [
+        True
+    ] * 4
+    assert "tiers.leave_to_long(items)" in (ROOT / "tests" / "conftest.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kept", ["0", "'all'"])
+def test_a_test_that_would_keep_no_case_is_refused(kept: str, tmp_path: Path) -> None:
+    said = run_some(tmp_path, SOME.replace("some(3)", f"some({kept})"), "-m", "not long")
+    assert "keeps no case" in said

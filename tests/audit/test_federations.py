@@ -181,6 +181,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("fault", "kind"), FAULTS)
+@pytest.mark.some(2)
 def test_faulty_parties_are_contradicted_by_the_test_that_is_made_for_it(
     fault: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,7 @@ def draw_twice_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("fault", "seen"), [(halve_noise, "noise"), (clip_sum, "contribution"), (draw_twice_as_often, "draws")]
 )
+@pytest.mark.some(1)
 def test_a_faulty_server_is_contradicted(
     fault: Any, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -359,6 +359,7 @@ def key_for_everybody(folder: Path) -> None:
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
+@pytest.mark.some(10)
 def test_a_damaged_run_is_not_resumed_and_nothing_is_made_worse(
     stopped: Path, damage: Callable[[Path], None], code: int, told: str
 ) -> None:

@@ -82,6 +82,7 @@ def huge(path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [pipe, device, loop, deep, huge], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.some(20)
 def test_a_pipe_a_device_or_a_hole_in_place_of_a_file_holds_nobody(
     place: Path, name: str, kind: Callable[[Path], None]
 ) -> None:

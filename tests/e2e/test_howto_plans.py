@@ -39,6 +39,7 @@ def test_the_page_has_a_plan_for_every_unit() -> None:
 
 
 @pytest.mark.parametrize("block", WHOLE, ids=called)
+@pytest.mark.some(2)
 def test_a_plan_of_the_page_runs_to_its_end_within_its_promises(block: str, tmp_path: Path) -> None:
     if called(block).startswith("cards") and not os.environ.get("QUIETSUM_DATA"):
         pytest.skip("cards needs its files: set QUIETSUM_DATA")

@@ -28,6 +28,7 @@ def checked(made: Made | None = None, *, adapts: bool = False, secure: bool = Tr
 @pytest.mark.parametrize("rate", [0.1, 1.0])
 @pytest.mark.parametrize("secure", [True, False], ids=["secure", "fast"])
 @pytest.mark.parametrize("adapts", [False, True], ids=["fixed", "adaptive"])
+@pytest.mark.some(3)
 def test_the_client_sum_is_what_it_claims_to_be(adapts: bool, secure: bool, rate: float) -> None:
     report = checked(adapts=adapts, secure=secure, rate=rate)
     assert report.passed, [(found.test, found.lesson) for found in report.failures]
@@ -41,6 +42,7 @@ def test_the_control_the_mutants_without_a_mistake_pass_too(adapts: bool) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(MUTANTS))
+@pytest.mark.some(4)
 def test_a_wrong_client_sum_is_caught(name: str) -> None:
     made, adapts, accuser = MUTANTS[name]
     report = checked(made, adapts=adapts, secure=False)

@@ -82,6 +82,7 @@ def no_bound(claim: DistributedNoise, party: int, vector: Any, rng: RandomSource
 @pytest.mark.parametrize(
     "share", [calibrated_to_all, one_without, one_noise_for_all, the_same_every_round, one_coordinate_bare, no_bound]
 )
+@pytest.mark.some(4)
 def test_shares_that_are_wrong_are_caught(unit: str, share: Share) -> None:
     report = checked(unit, share, only=("T3",))
     assert "T3" in report.caught_by, report.caught_by

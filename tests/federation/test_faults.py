@@ -170,6 +170,7 @@ def test_in_one_process_noise_at_the_party_hides_that_it_failed(tmp_path: Path, 
     [("CrowdTask", fault) for fault in ("die", "hang", "exit", "assert", "attribute", "memory", "key")]
     + [("CrowdTogether", fault) for fault in ("die", "key")],
 )
+@pytest.mark.some(3)
 def test_in_workers_only_the_client_that_failed_is_missing(tmp_path: Path, kind: str, fault: str) -> None:
     outcome = a_round(tmp_path, two_workers, fault, kind=kind, privacy=SERVER_NOISE)
     only_the_culprit_is_missing(outcome)
@@ -177,6 +178,7 @@ def test_in_workers_only_the_client_that_failed_is_missing(tmp_path: Path, kind:
 
 
 @pytest.mark.parametrize(("kind", "fault"), [("CrowdTask", "hang"), ("CrowdTask", "assert"), ("CrowdTogether", "die")])
+@pytest.mark.some(1)
 def test_in_workers_noise_at_the_party_hides_that_it_failed(tmp_path: Path, kind: str, fault: str) -> None:
     outcome = a_round(tmp_path, two_workers, fault, kind=kind, privacy=PARTY_NOISE)
     nobody_is_missing(outcome)
@@ -199,6 +201,7 @@ def test_in_one_process_a_promise_to_records_hides_that_the_work_failed(tmp_path
 
 
 @pytest.mark.parametrize("fault", ["die", "hang", "key"])
+@pytest.mark.some(1)
 def test_in_workers_a_promise_to_records_hides_that_the_work_failed(tmp_path: Path, fault: str) -> None:
     outcome = a_round(tmp_path, two_workers, fault, kind="CrowdTask", privacy=RECORD_NOISE)
     nobody_is_missing(outcome)

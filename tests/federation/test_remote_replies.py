@@ -110,6 +110,7 @@ SPOILT: dict[str, tuple[Callable[[World, wire.Letter, bytes], bytes], str]] = {
 
 
 @pytest.mark.parametrize("what", SPOILT)
+@pytest.mark.some(12)
 def test_a_spoilt_reply_costs_its_site_alone(tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture) -> None:
     change, words = SPOILT[what]
     world = World(tmp_path).join()

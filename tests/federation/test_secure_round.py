@@ -101,6 +101,7 @@ def zeros(self: Site, key: Any, params: Floats) -> Floats:
 
 @pytest.mark.parametrize("privacy", [CLIENTS, RECORDS], ids=["clients", "records"])
 @pytest.mark.parametrize("lost", [(), ("west",)], ids=["nobody lost", "one lost"])
+@pytest.mark.some(2)
 def test_the_noise_of_the_opened_sum_is_that_of_the_survivors_shares(
     tmp_path: Path, privacy: Any, lost: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +129,7 @@ def test_the_noise_of_the_opened_sum_is_that_of_the_survivors_shares(
 
 
 @pytest.mark.parametrize("lost", [0, 1, 3], ids=["0 %", "10 %", "30 %"])
+@pytest.mark.some(1)
 def test_of_ten_parties_any_seven_bring_the_noise_that_is_charged(
     tmp_path: Path, lost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def apart(one: Tensor, two: Tensor) -> float:
 
 
 @pytest.mark.parametrize(("name", "variant"), CASES, ids=[f"{name}, {variant}" for name, variant in CASES])
+@pytest.mark.some(14)
 def test_the_clipped_sum_is_that_of_a_loop_and_no_module_is_differentiated_alone(name: str, variant: str) -> None:
     architecture = ARCHITECTURES[name]
     for dtype, most in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
@@ -198,6 +199,7 @@ def test_compiled_models_give_the_same_sum() -> None:
 
 @pytest.mark.parametrize("variant", ["whole", "LoRA"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.some(3)
 def test_the_step_of_each_architecture_is_recorded_as_one_graph(name: str, variant: str) -> None:
     architecture, model, clip = ARCHITECTURES[name], model_of(name, variant).double(), Flat(max_norm=0.5)
     batch = typed(architecture.batch(ROWS), torch.float64)

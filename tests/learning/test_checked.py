@@ -249,6 +249,7 @@ def adaptive(hidden: int = 8, count_noise: float = 3.0, rng: Any = None) -> tupl
 
 
 @pytest.mark.parametrize("count_noise", [0.7, 3.0, 30.0])
+@pytest.mark.some(1)
 def test_adaptive_clipping_passes_with_gradient_and_count_as_one_release(count_noise: float) -> None:
     step, model = adaptive(count_noise=count_noise)
     assert step.noise_multiplier == pytest.approx(1.1, rel=1e-9)
@@ -304,6 +305,7 @@ REPLAY_MUTANTS = sorted(n for n in set(MUTANTS) - NEVER_DRAWN if {"T1", "T2", "T
 
 
 @pytest.mark.parametrize("name", REPLAY_MUTANTS)
+@pytest.mark.some(5)
 def test_what_is_left_out_for_large_models_lets_no_mutant_through(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "_LARGE", 1)
     monkeypatch.setattr(replay, "_FOLDED", 16)

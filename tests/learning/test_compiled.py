@@ -47,6 +47,7 @@ def settled(engine: BookkeepingEngine, batch: Any) -> None:
     ("name", "dtype", "within"),
     [(name, torch.float64, 1e-10) for name in DECODERS] + [("GPT", torch.float32, 1e-5)],
 )
+@pytest.mark.some(2)
 def test_the_sum_is_that_of_a_loop(name: str, dtype: Any, within: float) -> None:
     text = decoder(name, small=True)
     model, clip = text.model.to(dtype), Flat(max_norm=0.05)
@@ -132,6 +133,7 @@ class Moody(nn.Module):
 
 
 @pytest.mark.parametrize("change", ["mode", "buffer's value", "buffer", "hook"])
+@pytest.mark.some(2)
 def test_a_recording_of_another_model_is_forgotten(change: str) -> None:
     model, clip = Moody(), Flat(max_norm=0.1)
     engine = engine_of(model, cross_entropy, clip)
@@ -244,6 +246,7 @@ def test_the_step_of_a_model_with_buffers_is_compiled_and_its_buffers_stay() -> 
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.some(1)
 def test_a_model_that_was_compiled_by_its_owner_is_served(backend: str) -> None:
     text, clip = decoder("GPT", small=True), Flat(max_norm=0.05)
     model = text.model.double()

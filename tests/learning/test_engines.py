@@ -61,6 +61,7 @@ def close_enough(dtype: Any) -> float:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.some(4)
 def test_every_engine_equals_the_loop_on_the_models_of_the_speed_table(model: str, dtype: Any) -> None:
     subject = build(model, small=True)
     subject.model.to(dtype)

@@ -245,6 +245,7 @@ def test_cross_entropy_of_torch_is_the_default_loss(loss: Any) -> None:
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("kind", NUMBERS)
 @pytest.mark.parametrize("shapes", [((1,), ()), ((1,), (1,)), ((4,), (4,))])
+@pytest.mark.some(12)
 def test_a_criterion_on_one_record_is_torch_s_own(kind: Any, reduction: str, shapes: Any) -> None:
     torch.manual_seed(1)
     model = nn.Linear(3, *shapes[0])
@@ -289,6 +290,7 @@ def test_a_label_that_is_no_class_costs_nothing_where_torch_would_fail(criterion
 
 
 @pytest.mark.parametrize("engine", ["bookkeeping", "vmap", "naive"])
+@pytest.mark.some(1)
 def test_criteria_train_with_every_engine(engine: str) -> None:
     inputs, labels = arrays()
     config = PrivacyConfig(noise_multiplier=1.0, epochs=1, batch_size=40, noise="fast", engine=engine)

@@ -105,6 +105,7 @@ def gain_twice() -> nn.Module:
 
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("make", [Temperature, ReZero, gain_twice, Nothing])
+@pytest.mark.some(6)
 def test_scalar_and_empty_parameters_are_clipped_as_in_a_loop(make: Callable[[], nn.Module], name: str) -> None:
     torch.manual_seed(0)
     model, batch = make(), rows()

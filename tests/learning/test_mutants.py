@@ -107,6 +107,7 @@ def row(report: CheckReport) -> str:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.some(24)
 def test_a_mutant_is_caught_by_the_tests_that_should_see_it(name: str) -> None:
     broken = mutant(name, 1)
     report = run_selfcheck(broken, rng=randomness_for_tests(101), only=broken.caught_by, seconds=0.3)
@@ -135,6 +136,7 @@ def test_what_begins_later_or_repeats_more_seldom_than_the_check_looks_is_not_se
     "name",
     sorted(name for name in set(MUTANTS) - NEEDS_MANY_DRAWS if not set(MUTANTS[name]().caught_by) & NOT_IN_ONE_STEP),
 )
+@pytest.mark.some(20)
 def test_the_short_check_catches_what_a_model_or_an_engine_can_get_wrong(name: str) -> None:
     broken = mutant(name, 1)
     report = one_step(broken, rng=randomness_for_tests(100))
@@ -178,12 +180,9 @@ def test_a_rate_four_per_cent_short_is_seen_with_room_to_spare_on_every_seed() -
 
 
 def test_the_correct_trainer_passes_and_its_p_values_are_in_order() -> None:
-    for seed in range(3):
-        report = run_selfcheck(
-            Trainer(rng=randomness_for_tests(seed)), rng=randomness_for_tests(seed + 50), seconds=0.2
-        )
-        assert report.passed, "\n".join(report.lines())
-        assert min(finding.p_value for finding in report.findings if finding.p_value is not None) > 1e-4
+    report = run_selfcheck(Trainer(rng=randomness_for_tests(0)), rng=randomness_for_tests(50), seconds=0.2)
+    assert report.passed, "\n".join(report.lines())
+    assert min(finding.p_value for finding in report.findings if finding.p_value is not None) > 1e-4
 
 
 @pytest.mark.slow

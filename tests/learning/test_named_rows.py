@@ -59,6 +59,7 @@ def real(rows: Tokenised) -> Any:
 
 @pytest.mark.parametrize("kind", [lambda rows: rows, real], ids=["its interface", "the package datasets"])
 @pytest.mark.parametrize("name", ["GPT-2", "Llama", "RoBERTa", "T5", "ViT"])
+@pytest.mark.some(4)
 def test_a_tokenised_data_set_trains_a_model_as_it_is(name: str, kind: Any, caplog: pytest.LogCaptureFixture) -> None:
     model = adapted(name)
     trainer = PrivateTrainer(model, CONFIG, selfcheck=False)

@@ -88,6 +88,7 @@ def one_step_delta(epsilon: float, rate: float, noise: float, size: int) -> floa
 
 
 @pytest.mark.parametrize(("rate", "noise", "size"), [(0.1, 1.0, 3), (0.3, 2.0, 5), (0.02, 0.8, 10)])
+@pytest.mark.some(1)
 def test_one_step_of_a_person_agrees_with_the_definition(rate: float, noise: float, size: int) -> None:
     event = PoissonSampled(rate=rate, event=Gaussian(noise_multiplier=noise))
     found = event_guarantee(event, size=size, delta=1e-4)

@@ -96,6 +96,7 @@ def places() -> int:
 
 
 @pytest.mark.parametrize("at", range(1, EPOCHS * (STEPS + 3) + 2))
+@pytest.mark.some(8)
 def test_killed_at_any_place_it_resumes_within_its_plan_and_the_ledger_shows_at_least_what_ran(
     tmp_path: Path, at: int
 ) -> None:
@@ -271,6 +272,7 @@ def test_a_run_of_one_chunk_that_was_killed_in_it_has_no_model_and_says_so(tmp_p
     "values",
     [{"ema_decay": None}, {"ema_decay": 0.8}, {"clipping": "automatic"}, {"noise": "fast"}, {"optimizer": "sgd"}],
 )
+@pytest.mark.some(3)
 def test_what_a_checkpoint_depends_on_is_frozen_with_the_plan(tmp_path: Path, values: dict[str, Any]) -> None:
     killed_run(tmp_path, STEPS + 4 + 3)
     optimizer = values.pop("optimizer", "momentum")

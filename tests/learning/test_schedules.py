@@ -51,6 +51,7 @@ def test_schedules_say_what_they_say() -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.some(1)
 def test_a_calibrated_schedule_fits_the_budget_and_hardly_less_noise_does(schedule: Schedule) -> None:
     terms = {"epochs": EPOCHS, "steps_per_epoch": STEPS, "rate": RATE, "delta": DELTA}
     noise = calibrate_schedule(schedule, epsilon=2.0, **terms)  # type: ignore[arg-type]

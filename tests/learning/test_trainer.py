@@ -78,6 +78,7 @@ def test_it_learns_and_states_what_an_accountant_says_of_its_steps() -> None:
         {"privacy_accounting": "rdp"}, {"privacy_accounting": "moments"},
     ],
 )  # fmt: skip
+@pytest.mark.some(4)
 def test_every_setting_trains_within_its_budget(values: dict[str, Any]) -> None:
     trainer, history = train(**values)
     assert 3.0 < trainer.guarantee().epsilon <= 4.0 and history.stopped == "finished"
@@ -219,6 +220,7 @@ class Listed(Dataset[Any]):
 
 
 @pytest.mark.parametrize("kind", ["tensors", "a data set", "a loader"])
+@pytest.mark.some(1)
 def test_with_a_declared_size_no_records_train_like_one_record(kind: str) -> None:
     plans, weights = [], []
     for count in (0, 1):
@@ -473,6 +475,7 @@ def test_weights_that_overflow_say_that_the_charge_stands() -> None:
 
 
 @pytest.mark.parametrize("rate", [3e38, 1e39, 1.1e6, math.inf])
+@pytest.mark.some(3)
 def test_a_learning_rate_out_of_all_proportion_is_refused_before_anything_is_charged(
     rate: float, tmp_path: Path
 ) -> None:
@@ -497,6 +500,7 @@ def test_a_learning_rate_out_of_all_proportion_is_refused_before_anything_is_cha
         (iter([(torch.randn(9, 3), torch.zeros(9, dtype=torch.int64))]), "only once"),
     ],
 )
+@pytest.mark.some(4)
 def test_validation_records_that_cannot_be_scored_are_refused_before_anything_is_charged(
     values: Any, lesson: str, tmp_path: Path
 ) -> None:
@@ -575,6 +579,7 @@ def draws() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", draws())
+@pytest.mark.some(2)
 def test_a_model_that_draws_random_numbers_passes_the_check_before_training(name: str) -> None:
     trainer = PrivateTrainer(Drawing(draws()[name]), config(epochs=1))
     trainer.train(records())

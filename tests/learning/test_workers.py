@@ -128,6 +128,7 @@ def test_more_rows_than_all_pieces_hold_still_make_one_batch(log: Path, monkeypa
 
 
 @pytest.mark.parametrize("kind", ["kills", "exits", "leaves", "raises", "longer"])
+@pytest.mark.some(2)
 def test_a_record_that_ends_its_reader_is_left_out_and_no_other_one(kind: str, log: Path) -> None:
     data, draws = Watched(log, **{kind: 33}), [np.arange(ROWS), np.arange(30, 40), np.arange(33, 34), np.arange(20)]
     found = read(of(data), draws)
@@ -135,9 +136,14 @@ def test_a_record_that_ends_its_reader_is_left_out_and_no_other_one(kind: str, l
     assert os.getpid() not in {process for process, _ in data.reads()}
 
 
-def test_several_that_kill_are_found_one_by_one(log: Path) -> None:
-    data = Watched(log, kills=0, kills_too=1, kills_there=64, exits=299)
-    assert read(of(data, 3), [np.arange(ROWS)]) == [[n for n in range(ROWS) if n not in (0, 1, 64, 299)]]
+@pytest.mark.parametrize(
+    "deadly",
+    [{"kills": 0, "kills_too": 1}, pytest.param({"kills": 0, "kills_too": 1, "kills_there": 64, "exits": 299},
+                                                marks=pytest.mark.long)],
+)  # fmt: skip
+def test_several_that_kill_are_found_one_by_one(deadly: dict[str, int], log: Path) -> None:
+    data = Watched(log, **deadly)
+    assert read(of(data, 3), [np.arange(ROWS)]) == [[n for n in range(ROWS) if n not in deadly.values()]]
 
 
 def test_a_worker_that_is_killed_from_outside_takes_no_record_along(log: Path) -> None:
@@ -187,6 +193,7 @@ def test_workers_are_begun_as_the_loader_begins_them(log: Path) -> None:
     assert read(of(Told(log), 0, worker_init_fn=begin), draws) == [[]]  # the control
 
 
+@pytest.mark.some(1)
 def test_workers_that_do_not_fork_read_the_same(log: Path) -> None:
     draws = draws_of(20, 30)
     found = read(of(Watched(log), multiprocessing_context="spawn"), draws)
@@ -354,6 +361,7 @@ def test_a_reader_that_draws_again_is_seen(log: Path) -> None:
     assert "not the draws" in find_fault(again, broken=frozenset())
 
 
+@pytest.mark.some(1)
 def test_a_training_with_records_that_kill_is_one_without_them_in_silence(
     log: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,6 +60,7 @@ def a_mark(folder: Path) -> Path:
 
 @pytest.mark.parametrize("left", [a_key, a_mark, a_run, a_training], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("empty", [False, True], ids=["deleted", "emptied"])
+@pytest.mark.some(4)
 def test_a_lost_ledger_is_broken_wherever_one_looks(
     tmp_path: Path, left: Callable[[Path], Path], empty: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -461,6 +461,7 @@ def test_a_ledger_that_moved_back_is_the_same_and_goes_on(tmp_path: Path) -> Non
         assert ledger.verify([head]).entries == 18
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_move_back_that_is_killed_at_any_step_never_leaves_two_and_goes_on(tmp_path: Path) -> None:
     moves, others = [], []

@@ -88,6 +88,7 @@ def test_a_sample_from_a_prior_comes_near_the_prior() -> None:
     assert seen.mean_loss_interval[0] < known.loss.mean < seen.mean_loss_interval[1]
 
 
+@pytest.mark.long
 def test_the_credible_interval_of_the_mean_loss_covers_at_its_level() -> None:
     rng, hits = np.random.default_rng(11), 0
     truth = 0.5 * (1 / 3)  # r uniform on [0, 1], σ = T = 1

@@ -54,6 +54,7 @@ def divergence(one: Pairs, other: Pairs, epsilon: float) -> mp.mpf:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 20, 45])
 @pytest.mark.parametrize("epsilon0", [1e-7, 0.1, 1.0, 4.0, 40.0])
+@pytest.mark.some(10)
 def test_delta_is_the_divergence_of_the_two_laws_of_the_papers_in_both_directions(n: int, epsilon0: float) -> None:
     with mp.workdps(30):
         one, other = clone_laws(n, epsilon0, 2 / (mp.exp(mp.mpf(epsilon0)) + 1))
@@ -100,6 +101,7 @@ def test_the_published_interval_of_the_first_clone_is_met_and_the_stronger_clone
 @pytest.mark.parametrize("epsilon0", [0.05, 0.5, 1.0, 2.0, 4.0, 6.0])
 @pytest.mark.parametrize("n", [1_000, 10**5, 10**8])
 @pytest.mark.parametrize("delta", [1e-4, 1e-9])
+@pytest.mark.some(12)
 def test_the_numerical_bound_is_never_above_the_closed_form(epsilon0: float, n: int, delta: float) -> None:
     found = shuffled_epsilon(epsilon0=epsilon0, n=n, delta=delta)
     assert found.epsilon <= epsilon0
@@ -314,6 +316,7 @@ def test_the_answer_says_of_whom_against_whom_and_on_whose_word() -> None:
 @pytest.mark.parametrize("epsilon0", [1e-3, 0.2, 3.0, 9.0, 20.0, 40.0, 200.0])
 @pytest.mark.parametrize("n", [1, 5, 100, 10**5, 10**9])
 @pytest.mark.parametrize("delta", [0.1, 1e-3, 1e-12])
+@pytest.mark.some(20)
 def test_the_two_bounds_never_contradict_each_other(epsilon0: float, n: int, delta: float) -> None:
     answer = shuffled_epsilon(epsilon0=epsilon0, n=n, delta=delta).guarantee  # which raises where they do
     assert 0 <= answer.epsilon_lower <= answer.epsilon <= epsilon0

@@ -155,6 +155,7 @@ ASKED: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("style", ["sample", "user"])
 @pytest.mark.parametrize("what", ASKED)
+@pytest.mark.some(25)
 def test_a_request_that_is_none_is_refused_before_data_is_touched(
     what: str, style: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -632,6 +633,7 @@ def writes(style: str) -> Full:
 
 @pytest.mark.parametrize("stays", [False, True])
 @pytest.mark.parametrize("style", ["sample", "hybrid"])
+@pytest.mark.some(3)
 def test_a_full_disk_at_any_write_is_a_stated_outcome_and_nothing_leaves_unpaid(style: str, stays: bool) -> None:
     counted, resolved = writes(style), plan(style)
     assert counted.appends >= 9 and counted.ends >= 6

@@ -119,6 +119,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("what", sorted(WRONG))
 @pytest.mark.parametrize("style", ["sample", "party"])
+@pytest.mark.some(4)
 def test_what_is_wrong_with_the_records_is_told_to_nobody(
     what: str, style: str, caplog: pytest.LogCaptureFixture
 ) -> None:

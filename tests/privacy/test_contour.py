@@ -77,6 +77,7 @@ def worst_excess(pair: Pair, direction: Direction, c: float, s: float, found: Sp
 
 
 @pytest.mark.parametrize(("pair", "direction", "c", "s"), CASES)
+@pytest.mark.some(8)
 def test_every_value_is_within_its_stated_error(pair: Pair, direction: Direction, c: float, s: float) -> None:
     found = spectrum(pair, direction, c, s, 64)
     assert worst_excess(pair, direction, c, s, found) <= 0
@@ -84,6 +85,7 @@ def test_every_value_is_within_its_stated_error(pair: Pair, direction: Direction
 
 
 @pytest.mark.parametrize(("pair", "direction", "c", "s"), CASES)
+@pytest.mark.some(8)
 def test_tails_bound_everything_beyond(pair: Pair, direction: Direction, c: float, s: float) -> None:
     step = true_step(pair, direction)
     for t in (s / 2, 5 * s, 60 * s):
@@ -119,6 +121,7 @@ def test_the_oracle_agrees_with_itself_on_other_lines_and_with_adaptive_quadratu
 
 
 @pytest.mark.parametrize(("pair", "direction", "c", "s"), CASES)
+@pytest.mark.some(8)
 def test_windows_hold_all_but_e_to_the_minus_51(pair: Pair, direction: Direction, c: float, s: float) -> None:
     assert isinstance(pair, MixturePair | OppositePair)
     step, sigma = true_step(pair, direction), mp.mpf(pair.sigma)

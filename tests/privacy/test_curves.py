@@ -88,6 +88,7 @@ def listed_divergence(p: Sequence[Any], q: Sequence[Any], rate: float, order: fl
     [(1.0, 0.01), (0.3, 0.1), (50.0, 0.1), (1.0, 1e-6), (50.0, 1e-6), (2.0, 0.5), (0.7, 1e-10), (0.3, 1e-6)],
 )
 @pytest.mark.parametrize("order", [1.005, 2.0, 3.7, 11.9, 12.0])
+@pytest.mark.some(16)
 def test_the_sampled_gaussian_agrees_with_quadrature_at_whole_and_broken_orders(
     sigma: float, rate: float, order: float
 ) -> None:
@@ -110,6 +111,7 @@ def test_opacus_and_dp_accounting_agree_at_whole_orders(sigma: float, rate: floa
 @pytest.mark.parametrize(
     ("sigma", "rate"), [(1.0, 0.01), (4.0, 0.03), (4.0, 1e-4), (3.0, 0.5), (0.3, 1e-6), (50.0, 0.9)]
 )
+@pytest.mark.some(3)
 def test_long_binomial_sums_are_not_shortened_at_the_cost_of_the_bound(sigma: float, rate: float) -> None:
     """Σ_k C(α, k) (1 − q)^{α−k} q^k e^{k(k−1)/2σ²}, every term of it."""
     for order in (128, 129, 304, 2048):
@@ -161,6 +163,7 @@ def test_noise_beyond_all_measure_costs_infinitely_much_or_next_to_nothing() -> 
 
 @pytest.mark.parametrize(("sigma", "rate", "size"), [(2.2, 0.0032, 10), (1.0, 0.1, 3), (5.0, 1e-5, 4)])
 @pytest.mark.parametrize("order", [1.005, 2.0, 5.5])
+@pytest.mark.some(4)
 def test_a_group_is_a_binomial_mixture_in_its_worse_direction(
     sigma: float, rate: float, size: int, order: float
 ) -> None:
@@ -192,6 +195,7 @@ def test_groups_with_little_noise_and_large_groups_have_finite_curves() -> None:
 
 @pytest.mark.parametrize(("sigma", "rate"), [(1.0, 0.01), (0.5, 0.2), (3.0, 1e-5)])
 @pytest.mark.parametrize("order", [1.005, 2.0, 5.5, 20.0])
+@pytest.mark.some(5)
 def test_replacing_a_record_compares_opposite_mixtures(sigma: float, rate: float, order: float) -> None:
     q = mpf(rate)
     truth = mixture_divergence({0: 1 - q, 1: q}, {0: 1 - q, -1: q}, sigma, order)
@@ -214,6 +218,7 @@ def test_gaussian_discrete_gaussian_and_zcdp_are_lines() -> None:
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 30.0, 1e6])
 @pytest.mark.parametrize("order", [1.005, 2.0, 7.3, 64.0])
+@pytest.mark.some(6)
 def test_laplace_agrees_with_its_integral(scale: float, order: float) -> None:
     with mpmath.workdps(40):
         b, alpha = mpf(scale), mpf(order)
@@ -235,6 +240,7 @@ def test_laplace_agrees_with_dp_accounting() -> None:
 
 @pytest.mark.parametrize("variance", [0.2, 4.0, 30.0, 200.0])
 @pytest.mark.parametrize("shift", [1, 2, 5])
+@pytest.mark.some(4)
 def test_skellam_noise_costs_no_more_than_its_bound(variance: float, shift: int) -> None:
     """One dimension, where the truth is a sum over Bessel functions: P(k) = e^{−μ} I_k(μ)."""
     for order in (2, 3, 8, 20):
@@ -322,6 +328,7 @@ def test_a_huge_shift_of_discrete_laplace_noise_is_charged_as_pure_dp() -> None:
 
 @pytest.mark.parametrize(("scale", "tolerance"), [(1.0, 1e-6), (0.1, 1e-5), (30.0, 1e-7)])
 @pytest.mark.parametrize("rate", [0.5, 0.01])
+@pytest.mark.some(2)
 def test_sampled_laplace_is_never_below_its_integral_and_hardly_above(
     scale: float, tolerance: float, rate: float
 ) -> None:

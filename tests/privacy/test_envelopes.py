@@ -204,6 +204,7 @@ CONTOURS = [
 
 
 @pytest.mark.parametrize(("pair", "c", "s"), CONTOURS)
+@pytest.mark.some(3)
 def test_log_moments_lie_within_their_errors_and_below_their_tail_bound(
     pair: EnvelopePair | MergedPair, c: float, s: float
 ) -> None:
@@ -445,6 +446,7 @@ def test_an_attacker_who_steers_the_others_exceeds_the_old_figure_and_not_the_ne
 
 
 @pytest.mark.parametrize("neighbours", [REPLACE, ZERO])
+@pytest.mark.some(1)
 def test_no_attack_on_random_settings_exceeds_the_bound(neighbours: Neighbours) -> None:
     for noise, rate, steps in fixed_size.random_settings(8, seed=7, most_steps=30):
         found = spent(noise, rate, steps, neighbours)

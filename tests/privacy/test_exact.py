@@ -153,6 +153,7 @@ def test_the_truth_lies_between_the_bounds(history: list[tuple[PrivacyEvent, int
 
 
 @pytest.mark.parametrize(("index", "c"), [(0, 1.9), (3, 0.7), (6, 2.5), (8, 3.0)])
+@pytest.mark.some(2)
 def test_the_truth_in_thirty_digits_lies_between_the_bounds(index: int, c: float) -> None:
     history, at = SETTINGS[index]
     accountant = ExactAccountant()
@@ -498,6 +499,7 @@ def test_extreme_settings_get_a_sound_answer(sigma: float, rate: float, steps: i
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("sigma", "rate", "steps"), [(1e-3, 0.5, 3), (0.05, 0.3, 10**9), (0.3, 1e-12, 10**9)])
+@pytest.mark.some(1)
 def test_settings_beyond_the_contour_still_get_an_answer(sigma: float, rate: float, steps: int) -> None:
     guarantee = spent(sigma, rate, steps, 1e-10)
     assert 0 <= guarantee.epsilon_lower <= guarantee.epsilon < math.inf

@@ -179,6 +179,7 @@ LIVE = [run for run in RUNS if run["referee"] and run["pld_upper"]][:: max(1, le
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", LIVE, ids=repr)
+@pytest.mark.some(6)
 def test_dp_accounting_says_today_what_the_file_says_and_never_less_than_our_lower_bound(run: Run) -> None:
     sigma, rate, steps, delta = run.setting
     recorded, interval = run.number("pld_upper"), run.number("pld_interval")

@@ -35,6 +35,7 @@ def true_moment(pair: Pair, direction: Direction, c: float) -> mp.mpf:
 
 
 @pytest.mark.parametrize(("pair", "direction"), PAIRS)
+@pytest.mark.some(4)
 def test_moments_are_upper_bounds_and_close(pair: MixturePair | OppositePair, direction: Direction) -> None:
     c = np.array([1e-3, 0.1, 1.0, 3.7, 9.0])
     for value, at in zip(log_moments(pair, direction, c), c.tolist(), strict=True):
@@ -44,6 +45,7 @@ def test_moments_are_upper_bounds_and_close(pair: MixturePair | OppositePair, di
 
 
 @pytest.mark.parametrize(("pair", "direction"), [*PAIRS[::4], (GaussianPair(0.7), REMOVE)])
+@pytest.mark.some(1)
 def test_ladders_and_steps_hold_the_same_bounds(pair: Pair, direction: Direction) -> None:
     ladder = ladder_moments(pair, direction)
     assert ladder.shape == LADDER.shape

@@ -68,6 +68,7 @@ def test_binary_randomised_response_has_the_curve_of_its_two_outcomes() -> None:
     ("sigma", "rate", "steps", "expected", "interval"),
     [(1.2, 0.0032, 31_200, 0.00587, 1e-4), (1.0, 0.1, 1_000, 0.749, 2e-3)],
 )
+@pytest.mark.some(1)
 def test_two_training_runs_show_what_an_attacker_gains_at_one_false_alarm_in_a_thousand(
     sigma: float, rate: float, steps: int, expected: float, interval: float
 ) -> None:

@@ -96,6 +96,7 @@ def test_a_training_has_a_guarantee_card_that_says_what_is_not_promised(place: W
     lambda audit: audit.update(evidence=audit["evidence"][:3]),
     lambda audit: audit.pop("evidence"),
 ])  # fmt: skip
+@pytest.mark.some(3)
 def test_a_conclusion_that_does_not_follow_is_found_though_it_was_signed(
     place: Workspace, forge: Callable[[dict[str, Any]], object]
 ) -> None:

@@ -168,6 +168,7 @@ def stories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.long
+@pytest.mark.some(1)
 def test_a_full_disk_at_any_write_is_told_in_words(stories: list[Story]) -> None:
     # Also where the ledger's key gets its name: the first file that is renamed in a workspace.
     for story in stories:
@@ -178,11 +179,13 @@ def test_a_full_disk_at_any_write_is_told_in_words(stories: list[Story]) -> None
     assert sum(story.first.exit_code == 1 for story in stories) >= 9
 
 
+@pytest.mark.some(1)
 def test_a_full_disk_leaves_nothing_half_written(stories: list[Story]) -> None:
     # A run folder is there as a whole or not at all, so its draft must go when the plan finds no room in it.
     assert [story.leftovers for story in stories if story.leftovers] == []
 
 
+@pytest.mark.some(1)
 def test_after_a_full_disk_the_run_goes_on_and_costs_one_more_attempt_at_most(stories: list[Story]) -> None:
     for story in stories:
         assert story.verified

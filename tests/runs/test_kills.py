@@ -124,18 +124,21 @@ def places_of_a_run(folder: Path) -> int:
     return count
 
 
-def test_killed_once_at_each_step_a_run_costs_one_more_attempt_at_most(tmp_path: Path) -> None:
+@pytest.mark.parametrize("apart", [5, pytest.param(1, marks=pytest.mark.long)])
+def test_killed_once_at_each_step_a_run_costs_one_more_attempt_at_most(apart: int, tmp_path: Path) -> None:
+    """At each fifth step, or at each."""
     steps = places_of_a_run(tmp_path / "quiet")
     assert steps > 40
     seen: Counter[str] = Counter()
-    for kill_at in range(1, steps + 1):
+    for kill_at in range(1, steps + 1, apart):
         one = story(tmp_path / f"kill-{kill_at}", rounds=2, spare=1)
         assert one.go(kill_at) == KILLED
         assert one.go() == ENDED
         for party, (touched, paid) in one.check().items():
             assert 2 <= touched <= paid <= 3, (kill_at, party)
         seen += one.kills
-    for place in (
+    assert sum(seen.values()) == len(range(1, steps + 1, apart))
+    for place in () if apart > 1 else (
         "ledger.reserve:before-append", "ledger.reserve:after-append", "ledger.reserve:after-sync", "party:before-data",
         "party:before-send", "party:sent", "round:before-commit", "ledger.commit:after-append",
         "ledger.commit:after-sync", "run:before-checkpoint", "file:written", "file:synced", "file:renamed",

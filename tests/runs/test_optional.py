@@ -79,6 +79,7 @@ def test_whoever_breaks_a_run_off_gets_through_a_guard() -> None:
 
 
 @pytest.mark.parametrize("full_at", range(1, 12))
+@pytest.mark.some(5)
 def test_a_run_db_that_cannot_be_written_costs_no_charge(monkeypatch: pytest.MonkeyPatch, full_at: int) -> None:
     honest, count = record.Recorder._put, 0
 
@@ -162,6 +163,7 @@ def test_no_room_is_told_before_anything_is_reserved(tiny_disk: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [*range(40, 320, 20)])
+@pytest.mark.some(8)
 def test_on_a_full_disk_a_run_ends_with_1_and_has_all_its_rounds_once_there_is_room(tiny_disk: Path, size: int) -> None:
     # The plan has no spare attempt: one charge for nothing, and its last round would not fit the budget.
     resize(tiny_disk, f"{size}k")

@@ -93,6 +93,7 @@ def newest(place: Workspace) -> RunCheckpoint:
     ],
     ids=["fedavg", "fedavgm", "fedadam", "adam"],
 )
+@pytest.mark.some(4)
 def test_a_resumed_run_ends_in_the_bits_of_an_unbroken_one(
     tmp_path: Path, aggregation: dict[str, object], slots: set[str], adaptive: bool
 ) -> None:
@@ -162,6 +163,7 @@ def _put(name: str, vector: Any) -> Any:
         (lambda tensors, about: about.__setitem__("slots", 7), False, "restore it"),
     ],
 )
+@pytest.mark.some(9)
 def test_a_slot_that_was_touched_is_refused_before_anything_is_asked(
     tmp_path: Path, change: Any, hashes: bool, problem: str
 ) -> None:

@@ -90,6 +90,7 @@ def test_any_inputs_any_graph_any_drop_outs_end_in_the_exact_sum_or_in_none(
 
 @pytest.mark.parametrize("step", ANSWERS)
 @pytest.mark.parametrize("after_send", [False, True])
+@pytest.mark.some(3)
 def test_a_party_lost_at_any_step_never_ends_a_session_that_has_enough_others(step: Step, after_send: bool) -> None:
     for parameters in (complete(5, threshold=4), sparse(12, neighbours=6, threshold=4)):
         for name in names_of(parameters.parties):

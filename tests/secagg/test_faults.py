@@ -102,6 +102,7 @@ def check_end(played: Played, hit: str, step: Step, fault: Fault) -> None:
 
 @pytest.mark.parametrize("kind", LINE)
 @pytest.mark.parametrize("step", ANSWERS)
+@pytest.mark.some(25)
 def test_every_fault_of_an_answer_ends_as_stated(kind: str, step: Step) -> None:
     fault = LINE[kind]
     for hit in NAMES:
@@ -126,6 +127,7 @@ def test_every_fault_of_an_answer_ends_as_stated(kind: str, step: Step) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in LINE if kind not in ("before send", "after send")])
 @pytest.mark.parametrize("step", ANSWERS)
+@pytest.mark.some(25)
 def test_every_fault_of_a_question_ends_as_stated(kind: str, step: Step) -> None:
     fault = LINE[kind]
     for hit in NAMES:
@@ -323,6 +325,7 @@ def test_a_sparse_session_prunes_a_party_whose_neighbours_did_not_share() -> Non
 
 @pytest.mark.parametrize("kind", [kind for kind in LINE if kind != "replay"])  # recorded in a smaller session
 @pytest.mark.parametrize("step", ANSWERS)
+@pytest.mark.some(15)
 def test_the_same_table_holds_on_a_sparse_graph(kind: str, step: Step) -> None:
     fault, names = LINE[kind], names_of(8)
     hit = names[ANSWERS.index(step)]

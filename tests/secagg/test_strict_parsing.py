@@ -64,6 +64,7 @@ def until(step: Step, parameters: Parameters = COMPLETE) -> tuple[Played, dict[s
 @pytest.mark.parametrize("resign", [False, True])
 @settings(max_examples=40)
 @given(data=st.data())
+@pytest.mark.some(5)
 def test_a_party_refuses_what_is_not_written_as_it_should_be(step: Step, resign: bool, data: st.DataObject) -> None:
     played, asked = until(step)
     true = asked[HIT]
@@ -91,6 +92,7 @@ def test_a_party_refuses_what_is_not_written_as_it_should_be(step: Step, resign:
 @pytest.mark.parametrize("resign", [False, True])
 @settings(max_examples=40)
 @given(data=st.data())
+@pytest.mark.some(4)
 def test_the_server_returns_a_reason_for_what_it_cannot_use(step: Step, resign: bool, data: st.DataObject) -> None:
     played, asked = until(step)
     true = answer(played, HIT, step, asked[HIT])

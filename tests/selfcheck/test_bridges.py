@@ -70,6 +70,7 @@ def bridge(
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.some(2)
 def test_every_engine_passes_the_whole_check(engine: str) -> None:
     step, model = bridge(engine)
     with while_checking(model):
@@ -106,6 +107,7 @@ def test_no_engine_is_accused_on_a_hundred_seeds(engine: str) -> None:
 
 
 @pytest.mark.parametrize("clip", [PerLayer(max_norm=1.0), Automatic(max_norm=2.0), FlatL1(max_norm=1.0)])
+@pytest.mark.some(1)
 def test_every_clip_passes(clip: Clip) -> None:
     step, model = bridge(clip=clip)
     with while_checking(model):
@@ -124,6 +126,7 @@ def test_secure_noise_passes_and_announces_how_much_wider_it_is() -> None:
 
 
 @pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.some(1)
 def test_the_numpy_descent_passes(mode: Mode) -> None:
     task = task_named("heart")
     mechanism = ClippedSum(max_norm=1.0, noise_multiplier=1.1, mode=mode)

@@ -82,6 +82,7 @@ def test_an_adaptive_clip_is_about_clients() -> None:
 
 
 @pytest.mark.parametrize("more", [(), ("--clients", "6")], ids=["records", "clients"])
+@pytest.mark.some(1)
 def test_a_sum_with_noise_in_shares_is_checked_too(more: tuple[str, ...]) -> None:
     found = json.loads(call("--shares", "3", *more, "--json").output)
     assert found["passed"] is True and "3 honest parties" in found["step"]

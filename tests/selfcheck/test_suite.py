@@ -152,6 +152,7 @@ def restless(batch: Batch, norm: float, law: Law) -> Floats:
     ],
 )
 @pytest.mark.parametrize("law", list(Law))
+@pytest.mark.some(12)
 def test_a_broken_step_is_caught(law: Law, changes: Mapping[str, Any], test: str) -> None:
     for seed in (1, 2):
         step = LogisticStep(rng=randomness_for_tests(seed), law=law, features=8, **changes)
@@ -181,6 +182,7 @@ def test_what_is_warned_logged_or_printed_counts_as_said(says: Callable[[Batch, 
 
 
 @pytest.mark.parametrize("noise_multiplier", [0.4, 1.1, 3.0])
+@pytest.mark.some(2)
 def test_functions_of_the_noisy_sum_may_be_said(noise_multiplier: float) -> None:
     """The norm of a release, its sign in a word, a constant: none of them tells more than the release."""
 

@@ -102,6 +102,7 @@ def open_page(browser: Any, dashboard: Dashboard, *, width: int = 1000, scheme: 
 
 
 @pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.some(2)
 def test_every_page_renders_at_every_width(browser: Any, old: Dashboard, width: int) -> None:
     """No complaint of the browser, no sideways scrolling, a name for every control, no id twice, one heading."""
     page, complaints = open_page(browser, old, width=width, scheme="dark" if width == 700 else "light")

@@ -205,6 +205,7 @@ def test_a_body_with_its_length_stated_passes_and_one_without_is_refused() -> No
 @pytest.mark.parametrize(
     ("before", "begun"), [(0, b""), (0, b"POST /v1/fl"), (1, b"GET / HTTP/1.1\r\na: b\r\n"), (2, b"")]
 )
+@pytest.mark.some(1)
 def test_every_request_of_a_connection_has_the_same_patience(before: int, begun: bytes) -> None:
     with open_door(QUICK) as place, socket.create_connection(place, timeout=60) as silent:
         for _ in range(before):

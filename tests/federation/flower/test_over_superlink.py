@@ -94,6 +94,7 @@ def carrier(trial: Trial) -> Iterator[FlowerTransport]:
 
 
 @pytest.mark.parametrize("size", [0, 1000, 5_000_000])
+@pytest.mark.some(2)
 def test_content_of_any_size_travels_both_ways(trial: Trial, carrier: FlowerTransport, size: int) -> None:
     content = os.urandom(size)
     sent = {carrier.send(trial.node(carrier, name), content, lasting=PATIENCE): name for name in NAMES}

@@ -213,6 +213,7 @@ def worst_loss(law: Law, rate: float, monotone: bool) -> float:
     ("kind", "law"),
     [(ExponentialMechanism, exponential_law), (PermuteAndFlip, permute_and_flip_law), (ReportNoisyMax, noisy_max_law)],
 )
+@pytest.mark.some(3)
 def test_no_neighbour_changes_the_chance_of_a_choice_by_more_than_the_event_says(
     kind: Any, law: Law, monotone: bool
 ) -> None:

@@ -45,6 +45,7 @@ def fit(counts: NDArray[np.int64], law: NDArray[np.float64]) -> float:
 
 
 @pytest.mark.parametrize(("kind", "law"), KINDS)
+@pytest.mark.some(1)
 def test_choices_fit_their_law_and_not_that_of_another_epsilon(rng: RandomSource, kind: Any, law: Any) -> None:
     mechanism = kind(epsilon=EPSILON, sensitivity=1)
     counts = np.bincount([mechanism.release(SCORES, rng) for _ in range(N)], minlength=SCORES.size)

@@ -81,6 +81,7 @@ def table_distance(table: tables.WeightTable, law: Callable[[int], mp.mpf]) -> m
 
 
 @pytest.mark.parametrize("sigma", [0.1, 0.7, 1.0, 8.0, 100.0])
+@pytest.mark.some(1)
 def test_the_failure_covers_the_distance_of_a_gaussian_table(sigma: float) -> None:
     mp.mp.prec = 400
     table, law = discrete_gaussian._gaussian_table(sigma), normalised(gaussian_weight(sigma), int(24 * sigma) + 24)
