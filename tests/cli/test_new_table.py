@@ -263,3 +263,26 @@ def test_the_holder_sees_which_lines_do_not_fit_the_plan() -> None:
     assert {("range", "age"), ("allowed", "ward"), ("allowed", "site"), ("label", "back"), ("lines", "")} <= told
     shown = invoke("data", "check", "visits.csv", "--plan", "run.toml")
     assert "count as zero" in shown.output and "line 102" in shown.output and "700" not in shown.output
+
+
+def test_weights_move_further_where_the_declared_rows_are_short() -> None:
+    def rate_of(*declared: str) -> float:
+        words = [word for one in declared for word in ("--declare", one)]
+        names = dict.fromkeys([*(one.partition("=")[0] for one in declared), "open", "back"])
+        Path("t.csv").write_text(f"{','.join(names)}\n")
+        sites = ("--site", "t=1200")
+        assert invoke("new", "t.toml", "--from", "t.csv", "--label", "back", "--declare", "back=category no yes",
+                      *words, *sites, "--force").exit_code == 0  # fmt: skip
+        rate = load_plan("t.toml").aggregation.optimizer.learning_rate
+        assert isinstance(rate, float)
+        return rate
+
+    usual = 0.05  # 0.4 / √60
+    few, many = ("open=number 0..1",), ("open=number 0..1", *(f"c{n}=category a b" for n in range(40)))
+    assert rate_of(*few) == pytest.approx(3 * usual, rel=0.05)  # the factor has a limit
+    assert rate_of("age=number 0..9", "ward=category a b", *few) == pytest.approx(
+        (4 / (5 / 3) ** 0.5) ** 0.75 * usual, rel=0.05
+    )
+    assert rate_of(*many) == pytest.approx((4 / (40 + 1 / 3) ** 0.5) ** 0.75 * usual, rel=0.05)
+    assert rate_of(*few) > rate_of("open=ignore", "ward=category a b")
+    assert rate_of("ward=category a b") == usual  # what "open" holds is not declared yet

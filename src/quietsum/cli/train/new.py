@@ -107,7 +107,7 @@ def new(
         person = str(stated.get("person_column", "") or stated.get("person", ""))
         text = template(
             task=draft.task, preset=preset.value if preset else None, style=style.value, secure=secure,
-            options=draft.to_toml(), settings=of.settings_for(stated["sites"], person),
+            options=draft.to_toml(), settings=of.settings_for(stated, person),
         )  # fmt: skip
     plan = load_plan(text)
     _write(file, text, force=force)

@@ -55,6 +55,8 @@ class Defaults:
     promises_person: bool = False
     adam: float | None = None
     """The server's learning rate for Adam, in place of ``momentum``."""
+    pace: float = 1.0
+    """What Adam's rate is multiplied by: more than 1 where rows are declared to be short."""
 
 
 @final
@@ -318,9 +320,14 @@ def _aggregation(chosen: Defaults, clients: Clients | None, secure: bool) -> str
         _line(f"optimizer = {server}", 'or "fedadam"' if momentum else 'or "fedavgm", "fedadam"'),
     )
     if adam is not None:
+        why = (
+            "at any noise"
+            if chosen.pace == 1.0
+            else f"times {chosen.pace:.1f} for {'short' if chosen.pace > 1 else 'long'} rows"
+        )
         moved = (
             _line('optimizer.kind = "adam"', 'or "fedavgm", "fedavg"'),
-            _line(f"optimizer.learning_rate = {adam}", "0.4 / √rounds, at any noise"),
+            _line(f"optimizer.learning_rate = {float(f'{adam * chosen.pace:.2g}')}", f"0.4 / √rounds, {why}"),
             _line("optimizer.floor = 1e-6", "below the noise of any step"),
             _line("optimizer.average = 0.9", "a running mean of models: less noise"),
         )
