@@ -7,6 +7,7 @@ tree with a mistake in it. A table of exceptions gives each a reason, and an ent
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 from collections import defaultdict
@@ -86,11 +87,21 @@ def room_of(path: Path, house: Path) -> str:
     return path.relative_to(house).parts[0].removesuffix(".py")
 
 
+parse = functools.cache(ast.parse)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees_are_forgotten() -> Iterator[None]:
+    """All of them are some hundred megabytes."""
+    yield
+    parse.cache_clear()
+
+
 def modules(house: Path, rooms: Collection[str]) -> Iterator[tuple[str, ast.Module]]:
     """Each module of the rooms with its path below the house."""
     for path in sorted(house.rglob("*.py")):
         if room_of(path, house) in rooms:
-            yield path.relative_to(house).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+            yield path.relative_to(house).as_posix(), parse(path.read_text(encoding="utf-8"))
 
 
 def public_names(house: Path, rooms: Collection[str]) -> dict[str, list[str]]:

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["draws_chance", "seeded", "still"]
+__all__ = ["draws_chance", "replay_chance", "still"]
 
 
 @contextlib.contextmanager
-def seeded(devices: Collection[int] = (), seed: int = 0) -> Iterator[None]:
+def replay_chance(devices: Collection[int] = (), seed: int = 0) -> Iterator[None]:
     """Torch's generators begin at ``seed``, on the processor and on these cards, and go on as if nothing was drawn.
 
     For trials on made-up rows and for first weights. ``torch.manual_seed`` would also leave a note for cards that

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.learning.checks.frozen_randomness import seeded
+from quietsum.learning.checks.frozen_randomness import replay_chance
 from quietsum.learning.engines.protocol import trainable
 from quietsum.learning.optimizers import AveragedWeights, optimizer_named
 from quietsum.validate import positive, whole_number
@@ -95,7 +95,7 @@ def fresh_model(task: PlainTask, seed: int) -> nn.Module:
 
     First weights are public and never noise, so seeding them costs nothing. It pairs the plain run with private ones.
     """
-    with seeded(seed=whole_number("seed", seed)):
+    with replay_chance(seed=whole_number("seed", seed)):
         return task.model()
 
 

@@ -27,7 +27,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from quietsum.errors import InvalidParameter
-from quietsum.learning.checks.frozen_randomness import draws_chance, seeded, still
+from quietsum.learning.checks.frozen_randomness import draws_chance, replay_chance, still
 from quietsum.learning.checks.memory import Reached, same
 from quietsum.learning.engines.hooks import refuse_hooks
 from quietsum.learning.engines.protocol import Batch, Engine, Loss, before_each_forward, is_on_card, losses_of, rows_of
@@ -336,7 +336,7 @@ def _neighbours(batch: Batch, place: int) -> list[Batch]:
 
 
 def _replay(loss: Loss, model: nn.Module, batch: Batch, rows: int, *, seed: int = 0) -> Tensor:
-    with torch.no_grad(), seeded({part.device.index or 0 for part in batch if part.is_cuda}, seed):
+    with torch.no_grad(), replay_chance({part.device.index or 0 for part in batch if part.is_cuda}, seed):
         return losses_of(loss, model, batch, rows).detach().clone()
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.learning.checks.frozen_randomness import seeded
+from quietsum.learning.checks.frozen_randomness import replay_chance
 from quietsum.learning.clipping import Clip
 from quietsum.learning.engines.naive import NaiveEngine
 from quietsum.learning.engines.protocol import (
@@ -132,11 +132,11 @@ class OpacusEngine:
         """
         buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         devices = [part.device.index or 0 for part in self._parameters if part.is_cuda][:1]
-        with seeded(devices):
+        with replay_chance(devices):
             rows = tuple(_make_up(part) for part in batch)
         found: list[list[Tensor]] = []
         for way in (block, self._by_loop):
-            with seeded(devices), _still(self._model):
+            with replay_chance(devices), _still(self._model):
                 sums, norms = self._or_refused(way, rows)
                 found.append([norms.double(), *(part.double() for part in sums)])
             with torch.no_grad():

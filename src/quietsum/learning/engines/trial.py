@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from quietsum.errors import InvalidParameter
-from quietsum.learning.checks.frozen_randomness import seeded
+from quietsum.learning.checks.frozen_randomness import replay_chance
 from quietsum.learning.engines.protocol import Batch, joint_norm
 from quietsum.learning.engines.shared.broadcast import NotCovered
 
@@ -53,7 +53,7 @@ def sound_first(batch: Batch, losses: Tensor) -> Batch:
 
 def replay_losses(run: Callable[[], Tensor], batch: Batch) -> Tensor:
     """The losses with the same random numbers every time; torch's own generators go on as if nothing had been drawn."""
-    with seeded({part.device.index or 0 for part in batch if part.is_cuda}):
+    with replay_chance({part.device.index or 0 for part in batch if part.is_cuda}):
         return run()
 
 

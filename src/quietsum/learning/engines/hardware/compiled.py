@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from quietsum.learning.checks.frozen_randomness import seeded
+from quietsum.learning.checks.frozen_randomness import replay_chance
 from quietsum.learning.engines.hardware.room import without_room
 from quietsum.learning.engines.protocol import Batch, Block, Loss
 
@@ -146,9 +146,9 @@ class CompiledBlocks:
                 options: Any = {"fallback_random": True} if self._backend == "inductor" else None
                 compiled = torch.compile(graph, backend=self._backend, dynamic=False, options=options)
                 with torch.no_grad():
-                    with seeded(random):
+                    with replay_chance(random):
                         found = compiled(*padded)
-                    with seeded(random):
+                    with replay_chance(random):
                         wanted = self._run(*padded)
             if math.isfinite(wanted[1].sum().item()):  # otherwise this batch shows nothing
                 self._judge(found, wanted)
