@@ -21,6 +21,7 @@ from quietsum.report import check_pack_file, render
 from quietsum.report.pages.views import OPEN
 from quietsum.report.signed.packing import VERIFIER, own_verifier
 from quietsum.report.verifier import MANIFEST, Broken, check_pack, main as verify_alone, message_of, pack, unpack
+from report.test_signed import own_key, signed_anew as report_anew
 from scenes import invoke, quietsum, tiny_toml
 
 
@@ -41,7 +42,7 @@ def content(place: Path) -> bytes:
 def test_an_honest_pack_holds_and_other_programs_can_open_it(place: Path, content: bytes) -> None:
     found = check_pack_file(content)
     assert [name for name, _ in found.unchecked] == ["key"]
-    assert {"pack", "page", "ledger", "file"} <= {name for name, _ in found.checked}
+    assert {"pack", "texts", "ledger", "file"} <= {name for name, _ in found.checked}
     with zipfile.ZipFile(io.BytesIO(content)) as opened:
         assert opened.testzip() is None
         assert {name: opened.read(name) for name in opened.namelist()} == unpack(content)
@@ -150,8 +151,12 @@ def test_an_exchanged_file_is_found(content: bytes, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "problem"),
-    [("model.safetensors", "report speaks of"), ("report.html", "does not say"), ("ledger-export.jsonl", "ledger")],
-)
+    [("model.safetensors", "report speaks of"), ("ledger-export.jsonl", "ledger"),
+     *((name, "does not say what report.json says") for name in (
+         "report.html", "views/model-card.md", "views/satre-output-control.md", "guarantee.md", "guarantee.json",
+         "README.md",
+     ))],
+)  # fmt: skip
 def test_an_exchanged_file_is_found_even_where_its_maker_signs_anew(
     place: Path, content: bytes, name: str, problem: str
 ) -> None:
@@ -159,6 +164,51 @@ def test_an_exchanged_file_is_found_even_where_its_maker_signs_anew(
     files[name] += b"\n"
     with pytest.raises(CorruptState, match=problem):
         check_pack_file(signed_anew(files, place))
+
+
+@pytest.mark.parametrize("name", ["report.html", "views/model-card.md", "guarantee.md", "README.md"])
+def test_a_text_that_its_maker_left_out_or_a_program_that_he_added_is_found(
+    place: Path, content: bytes, name: str
+) -> None:
+    files = unpack(content)
+    check_pack_file(signed_anew(dict(files), place))
+    with pytest.raises(CorruptState, match="is missing"):
+        check_pack_file(signed_anew({one: text for one, text in files.items() if one != name}, place))
+    with pytest.raises(CorruptState, match=r"does not speak of 'setup\.sh'"):
+        check_pack_file(signed_anew({**files, "setup.sh": b"echo"}, place))
+
+
+@pytest.mark.parametrize("change", [(b"rounds = 3", b"rounds = 2"), (b"[", b"[["), (b"\n", b"\xff\n")])
+def test_another_plan_in_the_pack_is_found(place: Path, content: bytes, change: tuple[bytes, bytes]) -> None:
+    files = unpack(content)
+    assert change[0] in files["plan.toml"]
+    files["plan.toml"] = files["plan.toml"].replace(*change, 1)
+    with pytest.raises(CorruptState, match=r"plan\.toml is not the plan"):
+        check_pack_file(signed_anew(files, place))
+
+
+def test_texts_of_another_version_are_not_compared_and_said_not_to_be(place: Path, content: bytes) -> None:
+    """Or a maker would state another version to have a page that lies."""
+    files = unpack(content)
+    files["report.json"] = report_anew({**json.loads(files["report.json"]), "version": "0.0.1"}, own_key(place))
+    files["report.html"] = b"all is well"
+    assert "report.html" in dict(check_pack_file(signed_anew(files, place)).unchecked)["texts"]
+
+
+@pytest.mark.parametrize("change", [
+    {"artefacts": "x"}, {"artefacts": ["x"]}, {"artefacts": 3}, {"artefacts": [{"file": ["a"], "sha256": "0"}]},
+    {"ledger": "x"}, {"ledger": {"head": ["x"]}},
+])  # fmt: skip
+def test_a_signed_report_of_odd_kinds_in_a_pack_is_one_line(
+    place: Path, content: bytes, change: dict[str, Any], tmp_path: Path
+) -> None:
+    files = unpack(content)
+    files["report.json"] = report_anew({**json.loads(files["report.json"]), **change}, own_key(place))
+    path = tmp_path / "odd.zip"
+    path.write_bytes(signed_anew(files, place))
+    with pytest.raises(CorruptState):
+        check_pack_file(path.read_bytes())
+    assert verify_alone([str(path)]) == 4
 
 
 def test_a_missing_or_an_added_file_is_found(content: bytes) -> None:

@@ -274,11 +274,36 @@ def test_a_maker_who_signs_a_smaller_figure_is_found(place: Path, content: bytes
         ("privacy.units.0.gaussian", None), ("privacy.units.0.profile", []),
         ("sentences.0", "No one can be right more often than 50.1 % of the time: ε ≤ 0.1 per record."),
         ("protected.0", "one record: ε ≤ 0.5"), ("format", 2), ("ledger.head.sequence", 3),
+        ("noise_multiplier", 99.0), ("limit.epsilon", 0.1), ("metrics.0.value", 0.99), ("verdict", "As good as any."),
+        ("privacy.units.0.group_size", 7), ("privacy.units.0.whom", "nobody"), ("privacy.units.0.dataset", "another"),
+        ("privacy.units.0.worst_party", "another"), ("guarantees.0.certified", False),
+        ("privacy.units.0.by_round.rows.0.0", 10**30), ("privacy.units.0.by_round.rows.1.0", 1),
+        ("privacy.units.0.by_round.rows.0.0", "0.1"), ("privacy.units.0.by_round.rows.0.1", None),
+        ("privacy.units.0.forecast.rows.0.0", -1), ("privacy.units.0.forecast.rows.0.0", None),
     ],
 )  # fmt: skip
 def test_a_maker_who_signs_something_else_is_found(place: Path, content: bytes, path: str, to: Any) -> None:
     with pytest.raises(CorruptState):
         check_report(signed_anew(changed(json.loads(content), path, lambda _: to), own_key(place)))
+
+
+def test_a_page_beside_the_report_that_says_something_else_is_found(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_bytes(content)
+    page = report.render_page(json.loads(content))
+    (tmp_path / "mine.html").write_text(page, encoding="utf-8")
+    assert "says what report.json says" in quietsum("report", "--verify", tmp_path / "mine.json").stdout.replace(
+        "\n             ", " "
+    )
+    (tmp_path / "mine.html").write_text(page.replace("ε", "e", 1), encoding="utf-8")
+    assert "does not say what report.json says" in quietsum(
+        "report", "--verify", tmp_path / "mine.json", code=4
+    ).stderr.replace("\n", " ")
+
+
+def test_another_plans_digest_is_found_by_the_export(place: Path, content: bytes, export: bytes) -> None:
+    other = signed_anew({**json.loads(content), "plan_digest": "0" * 64}, own_key(place))
+    with pytest.raises(CorruptState, match="plan_digest"):
+        check_report(other, export=export)
 
 
 def test_the_control_a_report_that_is_signed_anew_unchanged_holds(place: Path, content: bytes) -> None:
@@ -291,7 +316,7 @@ def test_a_charge_that_was_never_paid_is_found_by_the_export(place: Path, conten
     folder, workspace = Workspace.at(place / "w").find("run"), Workspace.at(place / "w")
     values = report.build(folder, workspace)
     charge = values["privacy"]["units"][0]["charge"]
-    values["privacy"]["units"][0]["charge"] = {**charge, "party": "elsewhere"}
+    values["privacy"]["units"][0].update(charge={**charge, "party": "elsewhere"}, worst_party="elsewhere")
     other = signed_anew(values, own_key(place))
     check_report(other)
     with pytest.raises(CorruptState, match="no such charge"):
@@ -324,6 +349,7 @@ def test_an_export_of_before_the_report_is_refused(content: bytes, export: bytes
 
 def test_scores_are_held_to_the_files(place: Path, content: bytes) -> None:
     values = changed(json.loads(content), "utility.scores.0.value", lambda _: 0.99)
+    values = changed(values, "metrics.0.value", lambda _: 0.99)
     values["utility"]["sha256"] = hash_utility(values["utility"], values["artefacts"])
     assert check_report(signed_anew(values, own_key(place)))  # its maker can lie about scores; nothing else could tell
     with pytest.raises(CorruptState, match=r"model\.safetensors is not the file"):

@@ -260,12 +260,19 @@ def check_pack(content: bytes) -> tuple[dict[str, bytes], dict[str, Any], str]:
         raise Broken("report and MANIFEST.json were signed by different keys")
     if manifest.get("run") != report.get("run"):
         raise Broken("MANIFEST.json is of another run than the report")
-    for artefact in report.get("artefacts", []):
-        content = files.get(artefact["file"], b"")
-        if hashlib.sha256(content).hexdigest() != artefact["sha256"]:
-            raise Broken(f"{artefact['file']} is not the file that the report speaks of")
+    try:
+        artefacts = [(str(one["file"]), one["sha256"]) for one in report["artefacts"]]
+        head = report["ledger"]["head"]
+        known = isinstance(head, dict)
+    except (LookupError, TypeError):
+        known = False
+    if not known:
+        raise Broken("report.json in the pack is no report: it names no files, or no head of a ledger")
+    for name, hashed in artefacts:
+        if hashlib.sha256(files.get(name, b"")).hexdigest() != hashed:
+            raise Broken(f"{name!r} is not the file that the report speaks of")
     if "ledger-export.jsonl" in files:
-        check_export(files["ledger-export.jsonl"], key, report["ledger"]["head"])
+        check_export(files["ledger-export.jsonl"], key, head)
     return files, report, key
 
 

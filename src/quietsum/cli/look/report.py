@@ -229,15 +229,15 @@ def _verify(path: Path, export: Path | None, key: str | None, as_json: bool) -> 
 
 
 def _beside(path: Path) -> dict[str, bytes]:
-    """Released files that lie beside the report, as in a run's folder."""
+    """Released files that lie beside the report, as in a run's folder, and its page."""
     from quietsum import report as reports
 
-    names = ("model.safetensors", "weights.safetensors", "answers.json", "audit.json", "client-audit.json")
-    return {
-        name: _read(path.with_name(name), "verify", reports.LARGEST_PACK)
-        for name in names
-        if path.with_name(name).is_file()
+    names = {
+        name: path.with_name(name)
+        for name in ("model.safetensors", "weights.safetensors", "answers.json", "audit.json", "client-audit.json")
     }
+    names["report.html"] = path.with_suffix(".html")
+    return {name: _read(one, "verify", reports.LARGEST_PACK) for name, one in names.items() if one.is_file()}
 
 
 def _read(path: Path, word: str, limit: int) -> bytes:

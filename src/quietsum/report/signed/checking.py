@@ -22,18 +22,21 @@ from typing import Any, final
 
 from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, QuietsumError
 from quietsum.ledger import Charge, ExportedLedger, Head, RunHistory, Terms, Testimony, price_charge, read_export
+from quietsum.plan import digest_of, load_plan
 from quietsum.privacy import Guarantee, Neighbours, PrivacyUnit
 from quietsum.report.facts.audits import check_audits, check_file_of_audit, contradicts_claim, name_missing
 from quietsum.report.facts.curves import find_mu, profile_of, trade_off
 from quietsum.report.facts.protection import NINE, attack, price_rows, price_unit, read_charge, stages_of
 from quietsum.report.facts.sections import hash_utility
 from quietsum.report.figures import percent, read, show_bound
-from quietsum.report.signed.packing import VERIFIER, own_verifier
+from quietsum.report.pages.page import render_page
+from quietsum.report.signed.packing import DERIVED, EXPORT, PLAN, VERIFIER, derive_files, own_verifier
 from quietsum.report.signed.schema import require_form
 from quietsum.report.verifier import Broken, check_key, check_pack, check_signed, fingerprint_of, read_document
 
 __all__ = ["Checked", "check_pack_file", "check_report"]
 
+_MOST_ROUNDS = 1 << 40
 CLOSE = 1e-7
 """How far a figure may be from the one computed here, relatively: other versions of numpy round otherwise."""
 
@@ -76,6 +79,10 @@ def check_report(
         return _check(content, export, key, files or {})
     except Broken as problem:
         raise CorruptState(f"the report is broken: {problem}") from None
+    except QuietsumError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as problem:
+        raise CorruptState(f"the report is broken: a part of it is of another kind ({problem!r})") from None
     except (ArithmeticError, RecursionError, MemoryError) as problem:
         raise CorruptState(f"the report is broken: its figures lead nowhere ({problem})") from None
 
@@ -86,23 +93,61 @@ def check_pack_file(content: bytes, *, key: str | None = None) -> Checked:
         files, _, _ = check_pack(content)
     except Broken as problem:
         raise CorruptState(f"the pack is broken: {problem}") from None
-    found = check_report(files["report.json"], export=files.get("ledger-export.jsonl"), key=key, files=files)
+    inside = {name: one for name, one in files.items() if name != "report.html"}  # compared with the other texts
+    found = check_report(files["report.json"], export=files.get(EXPORT), key=key, files=inside)
     whole = ("pack", f"{len(files)} files, each with its hash, in an archive without one odd byte")
-    checked, odd = (whole, *_check_page(files, found.document), *found.checked), found.unchecked
+    derived, odd = _check_derived(files, found.document)
     if files.get(VERIFIER) != own_verifier():
         odd = (*odd, ("verifier", f"{VERIFIER} in the pack is not the one of this package; do not run it"))
-    return dataclasses.replace(found, checked=checked, unchecked=odd)
+    return dataclasses.replace(found, checked=(whole, *derived, *found.checked), unchecked=(*found.unchecked, *odd))
 
 
-def _check_page(files: Mapping[str, bytes], document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """The page says what the report says, if this version of quietsum wrote it."""
+_Lines = tuple[tuple[str, str], ...]
+
+
+def _check_derived(files: Mapping[str, bytes], document: Mapping[str, Any]) -> tuple[_Lines, _Lines]:
+    """What was written from the report says what the report says; where another version wrote it, that is not known.
+
+    A file that is neither released nor written from the report has no place in a pack.
+    """
     from quietsum import __version__
-    from quietsum.report.pages.page import render_page
 
-    if "report.html" in files and document["version"] == __version__:
-        if render_page(document).encode() != files["report.html"]:
-            raise CorruptState("the pack is broken: report.html does not say what report.json says")
-        yield "page", "report.html is the page of report.json"
+    released = {one["file"] for one in document["artefacts"]}
+    texts = {name for name in files if name in DERIVED or name.startswith("views/")}
+    if odd := sorted(set(files) - released - texts - {"report.json", "MANIFEST.json", EXPORT, VERIFIER}):
+        raise CorruptState(f"the pack is broken: its report does not speak of {odd[0]!r}")
+    if document["version"] != __version__:
+        said = "were written by another version of quietsum and not compared with report.json, which may say otherwise"
+        return (), (("texts", f"{', '.join(sorted(texts))} {said}"),)
+    wanted = derive_files(document, files)
+    for name in sorted((texts | set(wanted)) - {PLAN}):
+        if name not in files or files[name] != wanted.get(name):
+            raise CorruptState(f"the pack is broken: {name} is missing, or does not say what report.json says")
+    if PLAN in files and _digest_of_text(files[PLAN]) != document["plan_digest"]:
+        raise CorruptState(f"the pack is broken: {PLAN} is not the plan that report.json speaks of")
+    return (("texts", f"{', '.join(sorted(texts))} say what report.json says"),), ()
+
+
+def _digest_of_text(content: bytes) -> str:
+    """The digest of a plan as it is written; empty if it is none."""
+    try:
+        return load_plan(content.decode("utf-8")).digest
+    except (QuietsumError, ValueError):
+        return ""
+
+
+def _check_page(files: Mapping[str, bytes], document: Mapping[str, Any]) -> Iterable[tuple[bool, str]]:
+    """Whether a page that was given was compared, and what came of it; CorruptState if it says something else."""
+    from quietsum import __version__
+
+    if "report.html" not in files:
+        return
+    if document["version"] != __version__:
+        yield False, "the page beside it was written by another version of quietsum and not compared: read report.json"
+    elif render_page(document).encode() != files["report.html"]:
+        raise CorruptState("the report is broken: the page beside it does not say what report.json says")
+    else:
+        yield True, "the page beside it says what report.json says"
 
 
 def _check(content: bytes, export: bytes | None, key: str | None, files: Mapping[str, bytes]) -> Checked:
@@ -127,10 +172,17 @@ def _check(content: bytes, export: bytes | None, key: str | None, files: Mapping
     done.append(("figures", f"{count} privacy figures computed again, and all are as stated"))
     if hash_utility(document["utility"], document["artefacts"]) != document["utility"]["sha256"]:
         raise CorruptState("the report is broken: its utility does not fit its hash")
+    utility = document["utility"]
+    if [document[name] for name in ("metrics", "references", "verdict")] != [
+        utility[name] for name in ("scores", "references", "verdict")
+    ]:
+        raise CorruptState("the report is broken: it states two utilities")
     done.append(("utility", "the scores fit their hash; they were measured where the data is, and not computed again"))
     done += check_audits(document)
     left += name_missing(document)
     _check_artefacts(document, files, done, left)
+    for compared, said in _check_page(files, document):
+        (done if compared else left).append(("page", said))
     if export is None:
         left.append(
             ("ledger", "no exported ledger was given, so nothing shows that these charges were planned and paid")
@@ -185,7 +237,9 @@ def _check_figures(document: Mapping[str, Any]) -> int:
         _same(f"ε per {one.unit} against {one.observer}", one.epsilon, found.epsilon)
         if one.epsilon_lower:
             _same(f"the lower bound on ε per {one.unit}", one.epsilon_lower, found.epsilon_lower)
-        if (one.unit, one.group_size, one.neighbours) != (found.unit, found.group_size, found.neighbours):
+        if (one.unit, one.group_size, one.neighbours, one.certified) != (
+            found.unit, found.group_size, found.neighbours, found.certified
+        ):  # fmt: skip
             raise CorruptState(f"the report is broken: the guarantee per {one.unit} names another unit or relation")
         count += 2
     for place, unit in enumerate(block["units"]):
@@ -203,6 +257,10 @@ def _check_unit(
     worst = max(own, key=lambda one: one.epsilon)
     for field, value in (("epsilon", worst.epsilon), ("epsilon_lower", worst.epsilon_lower), ("delta", worst.delta)):
         _same(f"{field} {name}", read(unit[field]), value)
+    if (unit["group_size"], unit["whom"], unit["worst_party"], unit["dataset"]) != (
+        worst.group_size, worst.whom, charge.party, charge.dataset
+    ):  # fmt: skip
+        raise CorruptState(f"the report is broken: the unit {name} names another one than its guarantee or its charge")
     if unit["against"] != [one.observer.value for one in own] or charge.unit.value != unit["unit"]:
         raise CorruptState(f"the report is broken: the unit {name} names other observers, or another charge")
     stages = stages_of(charge.event)
@@ -225,6 +283,9 @@ def _check_unit(
         _same(f"the attacker's {field} {name}", read(unit["attacker"][field]), value)
     rows = 0
     for part in ("by_round", "forecast"):
+        numbers = [row[0] for row in unit[part]["rows"]]
+        if numbers != sorted({int(one) for one in numbers}) or any(not 0 < one <= _MOST_ROUNDS for one in numbers):
+            raise CorruptState(f"the report is broken: the rounds {name} do not follow one another")
         for number, stated, priced in price_rows(
             unit[part], unit=PrivacyUnit(unit["unit"]), delta=worst.delta, accounting=accounting, neighbours=neighbours
         ):
@@ -263,6 +324,10 @@ def _check_top(document: Mapping[str, Any]) -> int:
     for name, value in wanted.items():
         if document[name] != value:
             raise CorruptState(f"the report is broken: {name} is not that of its binding unit")
+    if document["noise_multiplier"] not in [unit["noise_multiplier"] for unit in units]:
+        raise CorruptState("the report is broken: noise_multiplier is not that of any of its units")
+    if document["limit"] is not None and document["limit"] not in document["limits"]:
+        raise CorruptState("the report is broken: its limit is not one of its limits")
     limits = {one["unit"]: (one["epsilon"], one["delta"]) for one in document["limits"]}
     for unit in units:
         limit = limits.get(unit["unit"])
@@ -349,6 +414,8 @@ def _check_plan(
     block = document["privacy"]
     if json.dumps(body["plan"], sort_keys=True) != json.dumps(document["plan"], sort_keys=True):
         raise CorruptState("the report is broken: its plan is not the one that the ledger opened the run with")
+    if document["plan_digest"] not in (body["plan_hash"], digest_of(body["plan"])):
+        raise CorruptState("the report is broken: its plan_digest is not that of the plan in the ledger")
     if (terms.accounting, terms.neighbours.value) != (block["accounting"], block["neighbours"]):
         raise CorruptState("the report is broken: its accounting or relation is not that of the ledger")
     for limit in document["limits"]:

@@ -28,10 +28,13 @@ from quietsum.report.signed.signing import sign
 from quietsum.report.verifier import LARGEST_PACK, MANIFEST, check_export, pack, render
 from quietsum.runs import Workspace
 
-__all__ = ["VERIFIER", "make_pack"]
+__all__ = ["DERIVED", "EXPORT", "PLAN", "VERIFIER", "derive_files", "make_pack", "own_verifier"]
 
 EXPORT = "ledger-export.jsonl"
 VERIFIER = "verifier.txt"
+PLAN = "plan.toml"
+DERIVED = ("report.html", "guarantee.md", "guarantee.json", "README.md", PLAN)
+"""What is written from the report, beside the views."""
 _README = """\
 # {run}
 
@@ -56,7 +59,7 @@ _ABOUT = {
     "report.html": "the privacy report, a page", "report.json": "the same for machines, signed",
     EXPORT: "the ledger: every charge of this run and of others, without who took part in which round",
     "guarantee.md": "who learns what, under which assumption", "guarantee.json": "the same for machines",
-    "plan.toml": "the plan as it was frozen", "model.safetensors": "the model, with what it cost in its header",
+    PLAN: "the plan as it was frozen", "model.safetensors": "the model, with what it cost in its header",
     "weights.safetensors": "the model as a state dict", "answers.json": "the answers", "options.json": "its options",
     "audit.json": "the audit of the run by its canaries",
     "client-audit.json": "the audit of the run by its canary clients",
@@ -79,18 +82,12 @@ def make_pack(values: Mapping[str, Any], folder: Path, workspace: Workspace) -> 
     if not files:
         problem = "has released nothing yet, so there is nothing to pack"
         raise InvalidParameter("run", values["run"], problem, "finish it first")
-    for name in ("plan.toml",):
-        if (folder / name).is_file():
-            files[name] = _read(folder / name)
+    if (folder / PLAN).is_file():
+        files[PLAN] = _read(folder / PLAN)
     files["report.json"] = render(values)
-    files["report.html"] = render_page(values).encode()
     files[EXPORT] = _export(workspace, values["ledger"]["public_key"], values["ledger"]["head"])
-    if values["card"]:
-        files["guarantee.md"] = GuaranteeCard.from_dict(values["card"]).to_markdown().encode()
-        files["guarantee.json"] = render(values["card"])
-    files.update({f"views/{name}": text.encode() for name, text in list_views(values).items()})
     files[VERIFIER] = own_verifier()
-    files["README.md"] = _readme(values, files).encode()
+    files.update(derive_files(values, files))
     files["MANIFEST.json"] = render(_manifest(values, files, workspace))
     content = pack(files)
     if len(content) > LARGEST_PACK:
@@ -98,6 +95,17 @@ def make_pack(values: Mapping[str, Any], folder: Path, workspace: Workspace) -> 
             "run", values["run"], f"has more than {LARGEST_PACK:,} bytes to pack", "send it in parts"
         )
     return content, sorted(files)
+
+
+def derive_files(values: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """What a pack with these other ``files`` holds that is written from the report alone."""
+    made = {"report.html": render_page(values).encode()}
+    if values["card"]:
+        made["guarantee.md"] = GuaranteeCard.from_dict(values["card"]).to_markdown().encode()
+        made["guarantee.json"] = render(values["card"])
+    made.update({f"views/{name}": text.encode() for name, text in list_views(values).items()})
+    names = set(files) - {"README.md", "MANIFEST.json"}
+    return {**made, "README.md": _readme(values, dict.fromkeys(names | set(made), b"")).encode()}
 
 
 def own_verifier() -> bytes:
