@@ -120,6 +120,10 @@ class CarriedRecords:
     def __len__(self) -> int:
         return self._own + len(self._marks)
 
+    def coordinates(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The coordinates of the canaries among these numbers."""
+        return self._marks[indices[indices >= self._own] - self._own] - 1
+
     def mark_drawn(self, draws: Sequence[NDArray[np.int64]], count: int) -> NDArray[np.bool_]:
         """By draw, which of all ``count`` canaries are in it."""
         every, steps = np.concatenate(draws), np.repeat(np.arange(len(draws)), [len(one) for one in draws])
