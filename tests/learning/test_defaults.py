@@ -88,6 +88,32 @@ def test_the_rate_falls_on_a_line_and_noise_walks_as_far_in_any_number_of_steps(
     assert Descending(peak=1.0, steps=4)(3) == 0.25
 
 
+def test_a_short_plan_over_tokens_has_no_longer_steps_and_no_chosen_plan_is_so_short() -> None:
+    assert choose_rate(10, tokens=True) == choose_rate(150, tokens=True) == choose_rate(150) < choose_rate(10)
+    assert choose_rate(151, tokens=True) == choose_rate(151)
+    for size in (*range(200, 3000, 7), *range(3000, 600_000, 9973)):
+        chosen = settle_config(PrivacyConfig(noise_multiplier=1.0, public_size=size), size)
+        assert chosen.epochs is not None and chosen.batch_size is not None
+        assert chosen.epochs * round(size / chosen.batch_size) >= 150
+
+
+def test_a_trainer_takes_the_rate_for_tokens_where_inputs_are_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def watch(steps: int, *, tokens: bool = False) -> float:
+        asked.append(tokens)
+        return choose_rate(steps, tokens=tokens)
+
+    monkeypatch.setattr("quietsum.learning.trainer.choose_rate", watch)
+    labels = torch.arange(40) % 2
+    settings = PrivacyConfig(epsilon=8.0, delta=1e-3, epochs=1, batch_size=20)
+    looked = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))
+    PrivateTrainer(looked, settings, selfcheck=False).train((torch.arange(80).view(40, 2) % 5, labels))
+    assert set(asked) == {True}
+    PrivateTrainer(nn.Linear(2, 2), settings, selfcheck=False).train((torch.randn(40, 2), labels))
+    assert set(asked) == {True, False}
+
+
 # ------------------------------------------------------------------------------------------------ class balance
 
 

@@ -8,7 +8,7 @@ the length of the plan. There is no table of data sets. With T steps, batch E an
                     (fewer than 200 records: T = P = n, and 20 at least)
     clip            flat, C = 1, where labels are classes; automatic (Bu et al. 2023) elsewhere
     optimizer       Adam (Kingma, Ba 2015), β = 0.9 and 0.999
-    learning rate   0.8 / √T at first, then a straight line to 0
+    learning rate   0.8 / √T at first, then a straight line to 0; for tokens that of 150 steps at most
     class balance   a record of class y counts r / s_y, with s the noisy shares of the classes and r the rarest
     input scale     the learning rate times 0.4 … 3, by the noisy length of the inputs
 
@@ -23,6 +23,9 @@ chance. Other losses have no such scale, so their gradients are brought to one l
 **Learning rate.** Where noise exceeds signal, Adam's root is the noise's deviation: a step moves each weight by
 lr · N(0, 1), and T steps on a line to 0 are a random walk of 0.8/√3 = 0.46 at any σ, C and d.
 Where signal exceeds noise a weight moves by lr at most. Both are near what weights of usual layers need.
+Where inputs are tokens, single steps of a short plan would be longer than weights are (0.25 with ten steps), and a
+transformer ends near chance; so a step is never longer than with 150. Networks that read numbers do better with the
+longer steps (``benchmarks/few_steps.py``). No length that is chosen here has so few steps from 200 records on.
 
 **Class balance.** The first twentieth of the steps release how many records of each class the batch holds in place of
 a gradient: one number 1 a record, so the same sensitivity, the same noise and the same event. Shares that stand out
@@ -78,6 +81,7 @@ STEPS = 200
 _ROWS = 500_000  # records read in a run, where the data does not ask for more
 _FEWEST_PASSES = 20
 _WALK = 0.8  # the first learning rate is this over √T
+_SHORT = 150  # steps, below which the rate for tokens does not rise
 _SURVEYED = 20  # one step in so many asks for classes
 _SCALED = 5  # and one in so many of those for the inputs' lengths, if there are so many
 _SEEN = 3.0  # a class counts where it exceeds its noise so many times
@@ -106,9 +110,9 @@ def settle_config(config: PrivacyConfig, size: int, *, labelled: bool = True) ->
     return dataclasses.replace(config, batch_size=batch, epochs=epochs, clipping=clipping, max_grad_norm=norm)
 
 
-def choose_rate(steps: int) -> float:
-    """Adam's first learning rate for a plan of so many steps."""
-    return _WALK / math.sqrt(steps)
+def choose_rate(steps: int, *, tokens: bool = False) -> float:
+    """Adam's first learning rate for a plan of so many steps; ``tokens``: inputs are whole numbers."""
+    return _WALK / math.sqrt(max(steps, _SHORT) if tokens else steps)
 
 
 @final

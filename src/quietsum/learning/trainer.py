@@ -556,7 +556,7 @@ class PrivateTrainer:
         for line in check_rows(ledger, {dataset: read}, reason=self._same_rows, remedy=remedy):
             logger.warning("%s", line)
 
-    def _rate(self, stated: float | None) -> Callable[[int], float]:
+    def _rate(self, stated: float | None, records: Records) -> Callable[[int], float]:
         """The learning rate by step."""
         if stated is not None:
             return lambda step: stated
@@ -565,7 +565,8 @@ class PrivateTrainer:
             return lambda step: _PLAIN_RATE
         steps = self._spending.plan.steps
         pace = 1.0 if self._balance is None else self._balance.pace
-        return Descending(peak=pace * choose_rate(steps), steps=steps)
+        tokens = not records.schema[0][1].is_floating_point
+        return Descending(peak=pace * choose_rate(steps, tokens=tokens), steps=steps)
 
     def _chunk(self, records: Records, learning_rate: float | None) -> None:
         """Some epochs: reserved, made, committed, checkpointed. In that order."""
@@ -584,7 +585,7 @@ class PrivateTrainer:
         )
         if step.event() != spending.plan.event_as_made(stage):
             raise QuietsumError("the step is not the one that was planned and charged; this is a fault of quietsum")
-        rate, first = self._rate(learning_rate), spending.charged - count
+        rate, first = self._rate(learning_rate, records), spending.charged - count
         began = None if self._confirmed else FirstStep(self.model)
         asked = 0 if self._balance is None else count_survey_steps(spending.plan.steps)
         carrier = self._carrier
@@ -601,7 +602,7 @@ class PrivateTrainer:
                     step.survey(batch)
                     if number == asked - 1:
                         self._balance.finish(steps=asked, noise=step.noise_multiplier)
-                        rate = self._rate(learning_rate)
+                        rate = self._rate(learning_rate, records)
                     reach("train:step")
                     continue
                 variance = step.mechanism.variance / step.expected_batch**2
