@@ -115,7 +115,7 @@ def train_opacus(task: Any, model: Any, setting: Values, epsilon: float, device:
     loader = DataLoader(data, batch_size=setting["batch"])
     steps = setting["epochs"] * len(loader)
     engine = PrivacyEngine(accountant="prv")
-    optimizer = torch.optim.Adam(model.parameters(), lr=choose_rate(steps))
+    optimizer = torch.optim.Adam(model.parameters(), lr=choose_rate(steps, tokens=True))
     made, optimizer, loader = engine.make_private_with_epsilon(
         module=model, optimizer=optimizer, data_loader=loader, target_epsilon=epsilon, target_delta=DELTA,
         epochs=setting["epochs"], max_grad_norm=1.0,
