@@ -23,7 +23,7 @@ if os.environ.get("QUIETSUM_TIER") == "quick":
     tiers.close()
 
 # A process builds the command line once, not anew for each of some thousand commands that tests call in it.
-typer.testing._get_command = functools.cache(typer.testing._get_command)
+vars(typer.testing)["_get_command"] = functools.cache(vars(typer.testing)["_get_command"])
 
 # Tests go to folders of their own, from where a relative path would lead nowhere.
 if folder := os.environ.get("QUIETSUM_DATA"):
