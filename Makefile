@@ -19,6 +19,8 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 export FLWR_TELEMETRY_ENABLED := 0
+# Some hundred processes read the package and the tests: what they compiled is kept, also where images switch that off.
+export PYTHONDONTWRITEBYTECODE :=
 
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # What is priced is measured by its own tests; tracing every other room as well would cost a third of the time.

@@ -169,7 +169,7 @@ def test_workers_on_a_card_that_is_not_there_are_refused_before_anything_is_open
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    plan = PLAN.replace("heart", "digits")
+    plan = PLAN.replace("heart", "digits").replace("rounds = 3", 'rounds = 3\nsplit = "iid"\nparties = 4')
     with pytest.raises(InvalidParameter, match=r"device = 'cuda' is not there: torch finds no graphics card"):
         qs.run(plan, workspace=tmp_path / "none", workers=2, device="cuda")
     assert not (tmp_path / "none" / "ledger.db").exists()
