@@ -60,7 +60,8 @@ def add(root: Path, module: str, text: str) -> None:
     path.write_text(path.read_text() + text)
 
 
-def test_drawing_and_table_are_what_the_source_gives() -> None:
+def test_drawing_and_table_are_what_the_source_gives(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(house, "read_source", lambda _: source)
     assert house.main(["--check"]) == 0, "run python docs/house.py"
 
 

@@ -132,6 +132,7 @@ def terminals(tmp_path: Path) -> Iterator[Terminals]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_commands_of_the_deployment_run_two_sites_over_tls_and_leave_books_that_verify(
     terminals: Terminals,
 ) -> None:

@@ -79,7 +79,10 @@ def test_a_barrier_that_comes_too_late_says_so() -> None:
 
 
 def test_each_fact_runs_in_one_tier_or_the_other() -> None:
-    assert recipe("test").count('-m "not long"') == 2 and "-m long" in recipe("long")
+    assert '-m "not long" $(ARGS)' in recipe("test") and "-m long tests $(ARGS)" in recipe("long")
+    assert not re.search(r"ignore|deselect", recipe("test") + recipe("long"))
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert {"make test", "make cover", "make long"} <= set(script)
 
 
 SOME = """

@@ -62,6 +62,7 @@ def test_a_server_that_never_stops_talking_is_hung_up_on_after_so_many_bytes(mak
 
 
 @pytest.mark.parametrize(("make", "behaviour"), DRIPPING)
+@pytest.mark.some(3)
 def test_a_server_that_drips_or_says_nothing_is_hung_up_on_at_the_deadline_of_the_delivery(
     make: Any, behaviour: Behaviour
 ) -> None:

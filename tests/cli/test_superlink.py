@@ -70,6 +70,7 @@ def told(name: str) -> str:
 # ------------------------------------------------------------------------------------------------- at work
 
 
+@pytest.mark.some(1)
 def test_a_roster_that_cannot_be_read_changes_nothing_and_the_next_good_one_counts() -> None:
     roster = Path("keys/parties.toml")
     good = roster.read_text(encoding="utf-8")

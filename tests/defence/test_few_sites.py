@@ -39,6 +39,7 @@ def test_trust_learns_under_noise_whatever_the_number_of_attackers(bench: Any, p
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", ["sign flip", "LIE 1"])
 @pytest.mark.parametrize("attackers", [2, 6])
+@pytest.mark.some(2)
 def test_so_it_does_with_ten_sites(bench: Any, attackers: int, attack: str) -> None:
     assert accuracy(bench, "trust", attack, 10, attackers) > 0.75
 

@@ -176,6 +176,7 @@ needs_payments = pytest.mark.skipif(
 
 @needs_payments
 @pytest.mark.slow
+@pytest.mark.long
 def test_on_card_payments_the_ready_plan_rejects_both_keeps_its_score_and_alarms_only_under_attack() -> None:
     """One split here, and bounds with room for one run; docs/benchmarks.md has five."""
     tool = benchmark()

@@ -228,6 +228,7 @@ def test_sites_and_server_are_killed_and_no_charge_is_lost(story: Stage) -> None
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.some(1)
 def test_both_sides_find_the_heads_that_the_other_has_kept(story: Stage) -> None:
     stage = story
     seen = stage.folder / "seen.jsonl"
@@ -304,6 +305,7 @@ def one_round(stage: Stage, name: str) -> Path:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_a_slow_loris_and_garbage_on_the_open_port_hold_nobody_up(story: Stage) -> None:
     stage = story
     trusting = ssl.create_default_context(cafile=str(stage.keys / "ca.crt"))
@@ -326,6 +328,7 @@ def test_a_slow_loris_and_garbage_on_the_open_port_hold_nobody_up(story: Stage) 
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_a_full_disk_at_a_site_ends_its_part_and_the_others_go_on(story: Stage) -> None:
     """The site may write 33 kB to a file: enough to open its ledger, too little for the entries of four rounds."""
     stage = story

@@ -40,6 +40,7 @@ def checked(unit: str, share: Share | None = None, kind: Any = "skellam", **opti
 
 @pytest.mark.parametrize("kind", ["skellam", "discrete-gaussian"])
 @pytest.mark.parametrize("unit", ["record", "client"])
+@pytest.mark.some(2)
 def test_a_sum_of_shares_is_what_it_claims_to_be(unit: str, kind: Any) -> None:
     report = checked(unit, kind=kind)
     assert report.passed, [(found.test, found.lesson) for found in report.failures]

@@ -120,6 +120,7 @@ def test_without_a_promise_the_one_that_failed_is_left_out_by_the_kind_of_it(tmp
 
 @pytest.mark.slow
 @linux
+@pytest.mark.long
 def test_a_keeper_that_is_killed_takes_its_parties_out_of_one_round(tmp_path: Path) -> None:
     with keepers(tmp_path, plan_of(), workers=4) as world:
         victim, killed = world.federation.processes[0], list[int]()

@@ -41,6 +41,7 @@ def zeros(self: Site, key: Any, params: Floats) -> Floats:
 
 @pytest.mark.parametrize("privacy", [CLIENTS, RECORDS], ids=["clients", "records"])
 @pytest.mark.parametrize("bits", [16, 24])
+@pytest.mark.some(1)
 def test_the_noise_of_a_narrow_sum_is_that_of_the_survivors_shares(
     tmp_path: Path, privacy: Any, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,7 +104,7 @@ def test_when_all_die_at_once_again_and_again_both_books_show_what_left(folder: 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 @pytest.mark.parametrize(("style", "side"), [("records", COORDINATOR), ("hybrid", COORDINATOR), ("hybrid", "north")])
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_a_true_kill_and_a_simulated_one_leave_the_same_books(folder: Path, style: str, side: str) -> None:
     """Three times twelve processes die by SIGKILL; what is on the disks then, and at the end, is the simulation's."""
     command = [sys.executable, "-m", "federation.killing_children", str(folder), style, side, "12"]

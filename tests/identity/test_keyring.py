@@ -228,6 +228,7 @@ def killed_at(act: str, folder: Path, place: int) -> bool:
 
 
 @posix
+@pytest.mark.long
 def test_a_kill_while_making_leaves_the_whole_folder_or_none(tmp_path: Path) -> None:
     place = 1
     while killed_at("make", folder := tmp_path / f"keys{place}", place):

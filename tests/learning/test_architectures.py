@@ -199,7 +199,7 @@ def test_compiled_models_give_the_same_sum() -> None:
 
 @pytest.mark.parametrize("variant", ["whole", "LoRA"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 def test_the_step_of_each_architecture_is_recorded_as_one_graph(name: str, variant: str) -> None:
     architecture, model, clip = ARCHITECTURES[name], model_of(name, variant).double(), Flat(max_norm=0.5)
     batch = typed(architecture.batch(ROWS), torch.float64)

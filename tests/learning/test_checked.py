@@ -217,6 +217,7 @@ class Mixing:
 
 @pytest.mark.parametrize("only_float32", [False, True])
 @pytest.mark.parametrize("build", STEEP)
+@pytest.mark.some(3)
 def test_a_step_that_mixes_examples_is_caught_in_steep_models_too(
     build: Callable[[], nn.Module], only_float32: bool
 ) -> None:
@@ -273,6 +274,7 @@ def test_the_count_of_a_batch_is_a_coordinate_and_the_bound_stays_where_it_was()
 
 @pytest.mark.parametrize("hidden", [8, 6000])
 @pytest.mark.parametrize("make_rng", [Silent, lambda: Quieter(0.5)], ids=["none", "half"])
+@pytest.mark.some(1)
 def test_a_count_without_its_noise_is_refused_before_training_however_large_the_model(
     hidden: int, make_rng: Callable[[], Any]
 ) -> None:

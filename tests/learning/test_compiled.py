@@ -47,7 +47,7 @@ def settled(engine: BookkeepingEngine, batch: Any) -> None:
     ("name", "dtype", "within"),
     [(name, torch.float64, 1e-10) for name in DECODERS] + [("GPT", torch.float32, 1e-5)],
 )
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_the_sum_is_that_of_a_loop(name: str, dtype: Any, within: float) -> None:
     text = decoder(name, small=True)
     model, clip = text.model.to(dtype), Flat(max_norm=0.05)

@@ -138,6 +138,7 @@ def test_parameters_frozen_exchanged_or_added_later_are_refused_before_a_charge(
 
 
 @pytest.mark.parametrize("engine", ["auto", "vmap", "naive"])
+@pytest.mark.some(1)
 def test_a_batch_norm_that_is_switched_back_to_training_is_refused_aloud(engine: str) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).eval()
     optimizer, loader = private(model, engine=engine)

@@ -361,7 +361,7 @@ def test_a_reader_that_draws_again_is_seen(log: Path) -> None:
     assert "not the draws" in find_fault(again, broken=frozenset())
 
 
-@pytest.mark.some(1)
+@pytest.mark.long
 def test_a_training_with_records_that_kill_is_one_without_them_in_silence(
     log: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -382,6 +382,7 @@ def can_continue(path: Path) -> bool:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.long
 def test_a_move_that_is_killed_at_any_step_never_leaves_two_and_goes_on(tmp_path: Path) -> None:
     moves = []
     for number in range(1, STEPS + 2):

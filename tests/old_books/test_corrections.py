@@ -94,6 +94,7 @@ def test_the_first_charge_writes_one_correction_and_later_ones_none(tmp_path: Pa
         pytest.param("fixed-stopped", "ε = 6 per client", 3, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.some(2)
 def test_a_run_whose_limit_does_not_hold_by_new_prices_stops_with_3_and_keeps_its_model(
     tmp_path: Path, run: str, limit: str, rounds: int
 ) -> None:

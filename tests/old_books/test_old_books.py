@@ -84,6 +84,7 @@ def test_one_altered_figure_in_an_old_export_is_still_found(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("run", RUNS)
+@pytest.mark.some(6)
 def test_an_old_run_is_shown(tmp_path: Path, run: str) -> None:
     done = call("show", run, "--workspace", copy(tmp_path), "--json")
     assert done.exit_code == 0, done.output

@@ -141,6 +141,7 @@ def test_one_command_audits_what_a_run_carried(place: Workspace) -> None:
     lambda audit: audit.update(text="The audit is consistent with the claim: all is well."),
     lambda audit: audit.pop("powers"),
 ])  # fmt: skip
+@pytest.mark.some(6)
 def test_a_figure_that_does_not_follow_is_found_though_it_was_signed(
     made: Workspace, forge: Callable[[dict[str, Any]], object]
 ) -> None:

@@ -442,6 +442,7 @@ def test_a_run_is_the_same_without_a_store_with_one_with_a_dead_and_with_a_silen
 
 
 @pytest.mark.parametrize("code", [200, 302, 400, 403, 404, 429, 500, 503])
+@pytest.mark.some(3)
 def test_whatever_a_web_server_answers_the_run_ends_well(
     code: int, heard: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -537,6 +537,7 @@ BENT: dict[str, Bend] = {
 
 @pytest.mark.parametrize("kind", BENT)
 @pytest.mark.parametrize("step", STEPS)
+@pytest.mark.some(16)
 def test_whatever_becomes_of_one_answer_the_others_sums_are_exact(step: Step, kind: str) -> None:
     eight, victim = grouped(8, 2), "site-03"
     played = session(eight)
@@ -556,6 +557,7 @@ def test_whatever_becomes_of_one_answer_the_others_sums_are_exact(step: Step, ki
 
 @pytest.mark.parametrize("kind", BENT)
 @pytest.mark.parametrize("step", STEPS)
+@pytest.mark.some(16)
 def test_whatever_becomes_of_one_question_the_party_refuses_it_with_a_reason(step: Step, kind: str) -> None:
     eight, victim = grouped(8, 2), "site-03"
     played = session(eight)

@@ -303,6 +303,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], Callable[..., None], tuple[Any, ...
     MUTANTS,
     ids=[f"{mutant.__name__}-{test.__name__[5:45]}" for mutant, test, _ in MUTANTS],
 )
+@pytest.mark.some(8)
 def test_the_named_test_fails_on_the_mutant(
     mutant: Callable[[Patch], None], test: Callable[..., None], given: tuple[Any, ...]
 ) -> None:

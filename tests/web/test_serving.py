@@ -50,6 +50,7 @@ def test_it_answers_on_loopback_and_says_nothing_of_itself(dashboard: Dashboard)
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.1\r\nHost: localhost", b"GET / HTTP/1.1\r\nHo"])
+@pytest.mark.some(3)
 def test_a_connection_without_a_whole_request_is_closed(dashboard: Dashboard, begun: bytes) -> None:
     with connect(dashboard) as stranger:
         stranger.sendall(begun)

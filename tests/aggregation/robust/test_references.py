@@ -76,6 +76,7 @@ def test_byzfl_counts_one_neighbour_more_and_can_choose_another_update() -> None
 
 @pytest.mark.parametrize("shift", [0.0, 1e6])
 @pytest.mark.parametrize(("count", "far"), [(3, 0), (8, 0), (15, 3), (40, 15)])
+@pytest.mark.some(2)
 def test_the_geometric_median_is_weiszfelds_in_the_space_of_updates(count: int, far: int, shift: float) -> None:
     rows = matrix(count, 60, seed=2) + shift
     rows[:far] += 1e4 * matrix(1, 60, seed=3)

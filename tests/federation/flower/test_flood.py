@@ -86,6 +86,7 @@ class Strangers:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+@pytest.mark.long
 def test_two_hundred_mebibytes_from_strangers_stay_outside_and_rounds_go_on(tmp_path: Path) -> None:
     roster = make_keys(tmp_path, ["Basel"])
     with start_superlink(tmp_path) as link, contextlib.ExitStack() as stack:

@@ -233,6 +233,7 @@ def test_an_honest_site_whose_reply_the_superlink_does_not_take_says_so(tmp_path
     assert not site.is_alive()
 
 
+@pytest.mark.long
 def test_while_the_disk_is_nearly_full_nothing_is_taken_from_sites_and_none_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

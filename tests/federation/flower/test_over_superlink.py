@@ -110,6 +110,7 @@ def test_an_unregistered_key_is_refused_in_words(trial: Trial) -> None:
     assert "does not know this node's key" in trial.sites.log("Stranger").read_text()
 
 
+@pytest.mark.long
 def test_a_site_killed_in_the_middle_of_its_upload_delays_nobody_and_comes_back(
     trial: Trial, carrier: FlowerTransport
 ) -> None:
@@ -320,6 +321,7 @@ def test_a_key_taken_off_the_roster_is_out(trial: Trial, carrier: FlowerTranspor
     assert answered(carrier, node, b"back") == b"Zurich:back"
 
 
+@pytest.mark.long
 def test_a_superlink_that_died_and_came_back_is_found_again(tmp_path: Path) -> None:
     roster = make_keys(tmp_path, ["Basel"])
     link = start_superlink(tmp_path)

@@ -294,6 +294,7 @@ def count_paid(folder: Path) -> int:
         return sum(sum(events.values()) for events in RunHistory(ledger, "long").read().paid.values())
 
 
+@pytest.mark.long
 def test_a_process_that_dies_in_a_step_leaves_a_charge_and_a_word_and_resume_goes_on(tmp_path: Path) -> None:
     first, second = play("train:step@1", tmp_path, 2)
     assert first is not None and second is None

@@ -47,6 +47,7 @@ def laplace(draws: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("scale", [1e6 / 3, 2.0**50])
 @pytest.mark.parametrize("kind", [RoundedLaplaceNoise, DiscreteLaplaceNoise])
+@pytest.mark.some(1)
 def test_wide_noise_fits_laplaces_law_and_not_that_of_another_scale(
     rng: RandomSource, scale: float, kind: type[RoundedLaplaceNoise | DiscreteLaplaceNoise]
 ) -> None:
