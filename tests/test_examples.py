@@ -57,6 +57,7 @@ def test_an_example_runs_and_has_fewer_than_sixty_lines(path: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["heart.toml", pytest.param("defended.toml", marks=needs_data)])
+@pytest.mark.some(1)
 def test_the_report_of_an_example_is_verified_without_its_workspace(name: str, tmp_path: Path) -> None:
     if name == "defended.toml":
         pytest.importorskip("torch")

@@ -374,6 +374,7 @@ def test_a_terminal_sees_a_bar_and_a_pipe_none(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_million_answers_need_no_more_memory_than_a_hundred_thousand() -> None:
     """Peak memory of a whole process, as the system counts it."""
 

@@ -48,6 +48,7 @@ def test_client_level_noise_defeats_sign_statistics(bench: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_clip_and_noise_do_not_stop_a_persistent_backdoor(bench: Any) -> None:
     """Five of fifty parties hide a trigger of three pixels; a rule that judges updates keeps it out, as a control."""
     setting = bench.Setting(parties=50, attackers=5, steps=100)

@@ -107,7 +107,7 @@ def row(report: CheckReport) -> str:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-@pytest.mark.some(16)
+@pytest.mark.some(10)
 def test_a_mutant_is_caught_by_the_tests_that_should_see_it(name: str) -> None:
     broken = mutant(name, 1)
     report = run_selfcheck(broken, rng=randomness_for_tests(101), only=broken.caught_by, seconds=0.3)
@@ -136,7 +136,7 @@ def test_what_begins_later_or_repeats_more_seldom_than_the_check_looks_is_not_se
     "name",
     sorted(name for name in set(MUTANTS) - NEEDS_MANY_DRAWS if not set(MUTANTS[name]().caught_by) & NOT_IN_ONE_STEP),
 )
-@pytest.mark.some(14)
+@pytest.mark.some(10)
 def test_the_short_check_catches_what_a_model_or_an_engine_can_get_wrong(name: str) -> None:
     broken = mutant(name, 1)
     report = one_step(broken, rng=randomness_for_tests(100))

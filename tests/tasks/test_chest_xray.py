@@ -203,6 +203,7 @@ def test_the_published_file_is_accepted() -> None:
 
 @needs_data
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_default_model_learns_privately() -> None:
     from quietsum.learning import PrivacyConfig, PrivateTrainer
 

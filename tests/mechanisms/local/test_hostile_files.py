@@ -57,6 +57,7 @@ def test_an_end_that_is_nested_deeply_is_refused(tmp_path: Path) -> None:
         looked_at(written(tmp_path / "reports.csv", stated, ["bits"], "# " + "[" * 60_000))
 
 
+@pytest.mark.long
 def test_long_reports_are_written_and_read_a_few_at_once(tmp_path: Path) -> None:
     found = make_protocol("oue", 1 << 20, 1.0)
     reports = np.zeros(130, dtype=found.layout)
